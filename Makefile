@@ -1,0 +1,39 @@
+# make demo   an estimate of a real model, from a bare machine with Python 3.11
+# make test   everything that must hold: linter, formatter, types, import contracts, tests
+# make bench  how fast an estimate is on this machine
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_BIN := .venv-demo/bin
+
+.PHONY: venv test demo bench clean
+
+venv: .venv/.stamp
+
+.venv/.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+test: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+# The core alone, built and installed as a user gets it: what the wheel forgets is missed here.
+.venv-demo/.stamp: pyproject.toml $(shell find src -type f -not -path '*/__pycache__/*')
+	$(PYTHON) -m venv .venv-demo
+	$(DEMO_BIN)/pip install --quiet --disable-pip-version-check .
+	touch $@
+
+demo: .venv-demo/.stamp
+	$(DEMO_BIN)/ullage estimate examples/llama-3.1-8b-fsdp2.yaml
+
+bench: venv
+	$(BIN)/python benchmarks/estimate_speed.py
+
+clean:
+	rm -rf .venv .venv-demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

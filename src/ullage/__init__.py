@@ -1,0 +1,1 @@
+"""ullage: what every byte on every GPU is."""

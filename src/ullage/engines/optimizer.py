@@ -1,0 +1,260 @@
+"""Optimizers: the states that each keeps for the tensors that it steps, and what its step allocates for a while.
+
+An engine says which tensors are stepped (whole parameters, shards, flat partitions) as Groups; everything here follows from
+those and from ``job.optimizer``. Sources: torch.optim (adam.py, sgd.py, _multi_tensor and _single_tensor), bitsandbytes
+optim/optimizer.py, torchao optim/subclass_8bit.py. States appear inside the first step and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from ullage import dtypes
+from ullage.errors import Unsupported
+from ullage.job.job import Optimizer
+from ullage.kernels.step import Context
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
+from ullage.memory.rank import LocalParam, Rank
+from ullage.model.graph import Run
+
+BLOCK = 256
+"""Elements that share a scale in 8-bit states (bitsandbytes blocksize, torchao block_size)."""
+SMALLEST_8BIT = 4096
+"""Below this many elements 8-bit optimizers keep fp32 states (bitsandbytes min_8bit_size, torchao's new_buffer)."""
+SMALLEST_PAGED = 100_000
+"""Paged optimizers take managed memory from this many elements on (bitsandbytes get_state_buffer)."""
+
+_MOMENTS = {
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "muon": ("momentum_buffer",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Tensors stepped one after another, and how often that pattern repeats (the layers of a model)."""
+
+    tensors: tuple[Stepped, ...]
+    repeat: int = 1
+
+
+Shape = Callable[[tuple[int, ...]], tuple[int, ...]]
+"""What an engine makes of a parameter's local shape (its shard's)."""
+
+
+def stepped(rank: Rank, context: Context, dtype: str, shape: Shape = lambda whole: whole) -> tuple[Group, ...]:
+    """Every parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each."""
+    held = {param.name: param for param in rank.params}
+    groups: list[Group] = []
+    for chunk in rank.chunks:
+        for run in chunk.runs:
+            tensors = tuple(
+                Stepped(name=param.name, shape=shape(local_shape(param, run, context)), dtype=dtype)
+                for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
+                if param is not None
+            )
+            if tensors:
+                groups.append(Group(tensors=tensors, repeat=run.repeat))
+    return tuple(groups)
+
+
+def local_shape(local: LocalParam, run: Run, context: Context) -> tuple[int, ...]:
+    """(output features, input features) of a linear; (experts, out, in); else the parameter's own dimensions."""
+    dims = local.param.dims
+    sizes = [context.size(dim) for dim in dims]
+    for op in run.block.ops:
+        inner = op.attrs.get("in")
+        if local.param in op.params and isinstance(inner, tuple) and dims[-len(inner) :] == inner and len(dims) > len(inner):
+            return prod(sizes[: -len(inner)]), prod(sizes[-len(inner) :])
+    return tuple(sizes)
+
+
+# -- states
+
+
+@lru_cache(maxsize=1024)
+def states(optimizer: Optimizer, groups: tuple[Group, ...], *, momentum: bool = True) -> tuple[tuple[Item, int], ...]:
+    """Everything that the optimizer keeps between steps, tensor by tensor. momentum: of SGD, whether there is any."""
+    counts: dict[tuple[str, int, str], int] = {}
+    for name, tensor, repeat in _each(groups):
+        for what, numel, dtype in _states_of(optimizer, tensor, momentum):
+            key = (what, numel, dtype)
+            counts[key] = counts.get(key, 0) + repeat
+        del name
+    return tuple((_state(*key), count) for key, count in counts.items())
+
+
+def _each(groups: tuple[Group, ...]) -> Iterator[tuple[str, Stepped, int]]:
+    for group in groups:
+        for tensor in group.tensors:
+            yield tensor.name, tensor, group.repeat
+
+
+def _states_of(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> list[tuple[str, int, str]]:
+    """(what, elements, type) of each state of one tensor."""
+    if optimizer.paged and tensor.numel >= SMALLEST_PAGED:
+        return []  # cudaMallocManaged: outside torch's allocator, on the device only while touched
+    found: list[tuple[str, int, str]] = []
+    for moment in _moments(optimizer, tensor, momentum):
+        if optimizer.name == "adafactor":
+            found += _factored(tensor, optimizer.state)
+        elif optimizer.state == "8bit" and tensor.numel >= SMALLEST_8BIT:
+            found += [(moment, tensor.numel, "uint8"), (f"{moment} scales", -(-tensor.numel // BLOCK), "fp32")]
+        else:
+            found.append((moment, tensor.numel, "fp32" if optimizer.state == "8bit" else optimizer.state))
+    if optimizer.name in ("adam", "adamw") and optimizer.impl == "fused" and optimizer.state != "8bit":
+        found.append(("step", 1, "fp32"))  # on the device only for fused (torch/optim/adam.py _init_group)
+    return found
+
+
+def _moments(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> tuple[str, ...]:
+    if optimizer.name == "sgd":
+        return ("momentum_buffer",) if momentum else ()
+    if optimizer.name == "adafactor":
+        return ("factors",)
+    if optimizer.name == "muon" and len(tensor.shape) < 2:
+        return _MOMENTS["adamw"]  # torch's Muon takes matrices alone; the rest goes to AdamW
+    moments = _MOMENTS.get(optimizer.name)
+    if moments is None:
+        raise Unsupported("is not modelled", key="optimizer", value=optimizer.name, allowed=", ".join(_MOMENTS))
+    return moments
+
+
+def _factored(tensor: Stepped, dtype: str) -> list[tuple[str, int, str]]:
+    """Adafactor: a row and a column of second moments of a matrix (arXiv 1804.04235, section 3); all of a vector's."""
+    *outer, last = tensor.shape
+    if not outer:
+        return [("second moment", last, dtype)]
+    rows = prod(outer)
+    return [("second moment rows", rows, dtype), ("second moment columns", tensor.numel // outer[-1], dtype)]
+
+
+def _state(what: str, numel: int, dtype: str) -> Item:
+    return Item(
+        category="optimizer",
+        what=what,
+        bytes=round_up(dtypes.size_bytes(numel, dtype)),
+        formula=f"{numel} elements x {dtypes.bits(dtype) / 8:g} B ({dtype})",
+        lives="first optimizer step to the end of the run",
+    )
+
+
+# -- the step
+
+
+@lru_cache(maxsize=1024)
+def step(optimizer: Optimizer, groups: tuple[Group, ...]) -> Node:
+    """The temporaries of one optimizer step, gradients and states being live around it.
+
+    foreach: the square root of every second moment at once (_multi_tensor_adam). for-loop: one tensor at a time, whose
+    denominator lives until the next one's replaces it (_single_tensor_adam). fused and 8-bit kernels: none.
+    """
+    if optimizer.name not in ("adam", "adamw") or optimizer.state == "8bit" or optimizer.impl == "fused":
+        return Sequence([], "optimizer step")
+    if optimizer.impl == "foreach":
+        return Sequence(_foreach(optimizer, groups), "optimizer step")
+    return Sequence(_for_loop(optimizer, groups), "optimizer step")
+
+
+def scratch(optimizer: Optimizer, tensor: Stepped) -> tuple[Item, ...]:
+    """What stepping one tensor alone allocates at once (an optimizer that runs inside the backward)."""
+    if optimizer.name not in ("adam", "adamw") or optimizer.state == "8bit" or optimizer.impl == "fused":
+        return ()
+    root = _root(tensor.numel, optimizer.state)
+    return (root,) if optimizer.impl == "foreach" else (root, _denominator(tensor.numel, optimizer.state))
+
+
+def _foreach(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:
+    counts: dict[int, int] = {}
+    for _, tensor, repeat in _each(groups):
+        counts[tensor.numel] = counts.get(tensor.numel, 0) + repeat
+    made = [(_root(numel, optimizer.state), count) for numel, count in counts.items()]
+    return [*(alloc(item, count) for item, count in made), *(free(item, count) for item, count in made)]
+
+
+def _for_loop(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:
+    nodes: list[Node] = []
+    before: Item | None = None
+    for group in groups:
+        once, before = _one_by_one(optimizer, group, before)
+        nodes.append(once)
+        if group.repeat > 1:
+            again, before = _one_by_one(optimizer, group, before)
+            nodes.append(Repeat(group.repeat - 1, again))
+    if before is not None:
+        nodes.append(free(before))
+    return nodes
+
+
+def _one_by_one(optimizer: Optimizer, group: Group, before: Item | None) -> tuple[Node, Item | None]:
+    nodes: list[Node] = []
+    for tensor in group.tensors:
+        root, denominator = _root(tensor.numel, optimizer.state), _denominator(tensor.numel, optimizer.state)
+        nodes += [alloc(root), alloc(denominator), free(root)]
+        if before is not None:
+            nodes.append(free(before))
+        before = denominator
+    return Sequence(nodes), before
+
+
+@lru_cache(maxsize=4096)
+def _root(numel: int, dtype: str) -> Item:
+    return _temporary("square root of the second moment", numel, dtype)
+
+
+@lru_cache(maxsize=4096)
+def _denominator(numel: int, dtype: str) -> Item:
+    return _temporary("denominator of the update", numel, dtype)
+
+
+def _temporary(what: str, numel: int, dtype: str) -> Item:
+    return Item(
+        category="transient",
+        what=what,
+        bytes=round_up(dtypes.size_bytes(numel, dtype)),
+        formula=f"{numel} elements x {dtypes.bits(dtype) / 8:g} B ({dtype})",
+        lives="optimizer step",
+    )
+
+
+# -- clipping
+
+
+@lru_cache(maxsize=1024)
+def clip(tensors: int) -> Node:
+    """torch.nn.utils.clip_grad_norm_: one scalar a gradient, their stack and its norm; gradients are scaled in place."""
+    scalar = Item(
+        category="transient", what="norm of one gradient", bytes=round_up(4), formula="4 B (fp32)", lives="clipping"
+    )
+    stacked = Item(
+        category="transient",
+        what="norms of all gradients",
+        bytes=round_up(4 * tensors),
+        formula=f"{tensors} gradients x 4 B (fp32)",
+        lives="clipping",
+    )
+    live = [(scalar, tensors + 2), (stacked, 1)]
+    return Sequence([*(alloc(*one) for one in live), *(free(*one) for one in live)], "gradient clipping")
+
+
+def count(groups: tuple[Group, ...]) -> int:
+    """How many tensors the optimizer steps."""
+    return sum(len(group.tensors) * group.repeat for group in groups)

@@ -1,0 +1,31 @@
+"""Engines by name; each is loaded when a job first asks for it, so that a command pays for one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+
+from ullage.engines.base import Account, Accounting
+from ullage.errors import Unsupported
+from ullage.job.job import Job
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
+
+ENGINES = {
+    "single": "ullage.engines.single.accounting",
+    "ddp": "ullage.engines.ddp.accounting",
+    "zero1": "ullage.engines.ddp.accounting",
+    "fsdp2": "ullage.engines.fsdp2.accounting",
+    "deepspeed": "ullage.engines.deepspeed.accounting",
+    "megatron": "ullage.engines.megatron.accounting",
+}
+
+
+@lru_cache(maxsize=256)
+def account(job: Job, graph: Graph, rank: Rank) -> Account:
+    """The account of one pipeline rank under the job's engine."""
+    module = ENGINES.get(job.engine.name)
+    if module is None:
+        raise Unsupported("is not modelled", key="engine.name", value=job.engine.name, allowed=", ".join(ENGINES))
+    accounting: Accounting = import_module(module).account
+    return accounting(job, graph, rank)

@@ -1,0 +1,101 @@
+"""Combinations of engine, stage, offload, adapters and device that no engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ullage.job.architecture import Architecture
+from ullage.job.checks import Violation, contradiction, infeasible, warning
+from ullage.job.job import Job
+
+_TORCH_ENGINES = ("single", "ddp", "zero1")
+
+
+def _stage(job: Job, arch: Architecture) -> Iterator[Violation]:
+    engine = job.engine
+    if engine.name == "deepspeed" and engine.zero_stage >= 2 and job.layout.pp > 1:
+        what = "DeepSpeed's pipeline engine accumulates whole gradients and refuses stages 2 and 3"
+        yield infeasible("engine.zero_stage", engine.zero_stage, what, "use stage 0 or 1, or pp 1")
+
+
+def _offload(job: Job, arch: Architecture) -> Iterator[Violation]:
+    offload, engine = job.offload, job.engine
+    if engine.name == "deepspeed":
+        if offload.params != "none" and engine.zero_stage < 3:
+            what = f"DeepSpeed offloads parameters at ZeRO stage 3, and this is stage {engine.zero_stage}"
+            yield contradiction("offload.params", offload.params, what, "set engine.zero_stage: 3, or leave it out")
+        if offload.optimizer != "none" and engine.zero_stage < 1:
+            yield contradiction(
+                "offload.optimizer",
+                offload.optimizer,
+                "DeepSpeed offloads a sharded optimizer",
+                "set engine.zero_stage: 1 or more",
+            )
+        if offload.optimizer == "nvme" and engine.zero_stage < 3:
+            yield contradiction(
+                "offload.optimizer",
+                "nvme",
+                "DeepSpeed swaps the optimizer to NVMe at stage 3 alone",
+                "use cpu, or stage 3",
+            )
+    else:
+        for what_is, where in (("optimizer", offload.optimizer), ("params", offload.params)):
+            if where == "nvme":
+                yield contradiction(
+                    f"offload.{what_is}", where, f"{engine.name} has no NVMe offload", "use cpu, or deepspeed"
+                )
+        if offload.params != "none" and engine.name in (*_TORCH_ENGINES, "megatron"):
+            what = f"engine {engine.name} keeps its parameters on the GPU"
+            yield contradiction("offload.params", offload.params, what, "use fsdp1, fsdp2 or deepspeed")
+        elif offload.params == "cpu" and offload.optimizer == "none":
+            what = "FSDP's CPU offload moves the shards and with them the optimizer"
+            yield contradiction("offload.params", "cpu", what, "set offload.optimizer: cpu too")
+    if offload.activations == "nvme":
+        yield contradiction("offload.activations", "nvme", "no engine keeps activations on NVMe", "use cpu or none")
+
+
+def _stack(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.engine.name == "megatron" and job.stack != "megatron" and job.engine.zero_stage < 2:
+        what = "Megatron runs its own layers, unless Megatron-FSDP (zero_stage 2 or 3) wraps another's"
+        yield contradiction("stack", job.stack, what, "leave stack out, or use another engine")
+
+
+def _lora(job: Job, arch: Architecture) -> Iterator[Violation]:
+    lora = job.lora
+    if lora is None:
+        return
+    if arch.hidden and lora.rank > arch.hidden:
+        yield infeasible("lora.rank", lora.rank, f"is above the model's hidden size {arch.hidden}", "use 8, 16 or 64")
+    if lora.base != "bf16" and job.engine.name == "megatron":
+        what = "Megatron's layers hold no bitsandbytes weights"
+        yield contradiction("lora.base", lora.base, what, "use bf16, or a stack of transformers")
+
+
+def _optimizer_in_backward(job: Job, arch: Architecture) -> Iterator[Violation]:
+    """Each parameter is stepped in its own backward hook: its gradient never meets another's, nor the next micro-batch's."""
+    if job.engine.options.get("optimizer_in_bwd") is not True:
+        return
+    if job.grad_clip:
+        what = "optimizer_in_bwd frees each gradient before the global norm of all is known"
+        yield contradiction("grad_clip", True, what, "set grad_clip: false")
+    if job.data.grad_accum > 1:
+        what = "optimizer_in_bwd steps in every backward, so nothing accumulates"
+        yield contradiction("data.grad_accum", job.data.grad_accum, what, "use 1, or a larger micro_batch")
+
+
+def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
+    capability = job.cluster.device.compute_capability
+    if capability is None:
+        return
+    if job.attention == "flash" and capability < (8, 0):
+        what = f"{job.cluster.device.name} has no flash kernel in torch; it would take the memory-efficient one"
+        yield warning("attention", job.attention, what, "set attention: mem-efficient")
+    if job.precision.compute == "bf16" and capability < (8, 0):
+        what = f"{job.cluster.device.name} has no bf16 units; it emulates them slowly"
+        yield warning("precision", "bf16", what, "use fp16-mixed")
+    if job.precision.compute == "fp8" and capability < (8, 9):
+        what = f"{job.cluster.device.name} has no fp8 units"
+        yield infeasible("precision", "fp8", what, "use bf16-mixed, or an H100 or newer")
+
+
+CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _precision)

@@ -1,0 +1,49 @@
+"""A job file as text: read with limits, so that a wrong path is one clear message and never a full memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ullage.errors import InvalidInput
+from ullage.units import MIB, format_bytes
+
+LONGEST_FILE_BYTES = 1 * MIB
+
+
+def read_text(path: Path) -> str:
+    """The text of ``path``; InvalidInput if it is no readable, small text file."""
+    place = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LONGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise InvalidInput("there is no such file", remedy="give the path of a job file", place=place) from None
+    except IsADirectoryError:
+        raise InvalidInput("is a directory", remedy="give the path of a job file in it", place=place) from None
+    except PermissionError:
+        raise InvalidInput("no permission to read it", remedy="make it readable: chmod +r", place=place) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InvalidInput(f"cannot be read: {error}", remedy="give the path of a job file", place=place) from None
+    if len(raw) > LONGEST_FILE_BYTES:
+        size = max(path.stat().st_size, len(raw))  # a pipe says 0
+        raise InvalidInput(
+            f"is {format_bytes(size)} long",
+            allowed=f"a job file of at most {format_bytes(LONGEST_FILE_BYTES)}",
+            remedy="is this a checkpoint or a data set?",
+            place=place,
+        )
+    return _decoded(raw, place)
+
+
+def _decoded(raw: bytes, place: str) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"is no text file (byte {error.start} is no UTF-8)",
+            allowed="a job file in YAML, TOML or JSON, as UTF-8 text",
+            place=place,
+        ) from None
+    if "\0" in text:
+        raise InvalidInput("is a binary file", allowed="a job file in YAML, TOML or JSON", place=place)
+    return text

@@ -1,0 +1,40 @@
+"""Walks a block's ops and hands each, or each fused group of neighbours, to a stack's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ullage.errors import Unsupported
+from ullage.kernels.step import Context, Step
+from ullage.model.graph import Block, Op
+
+Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
+"""Lowers one op, or the ops of one fused group, into steps."""
+
+
+def lower_ops(block: Block, context: Context, kernels: Mapping[str, Kernel], *, fused: frozenset[str] = frozenset()) -> tuple[Step, ...]:
+    """The steps of a block. ``fused`` names the kinds whose ops of one ``group`` attribute become one kernel call."""
+    steps: list[Step] = []
+    for ops in _groups(block, fused):
+        kernel = kernels.get(ops[0].kind)
+        if kernel is None:
+            raise Unsupported(
+                f"has no kernel for op {ops[0].name!r} of kind {ops[0].kind!r}", key="stack", value=context.stack
+            )
+        steps += kernel(ops, context)
+    return tuple(steps)
+
+
+def _groups(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:
+    waiting: list[Op] = []
+    for op in block.ops:
+        group = op.attrs.get("group") if op.kind in fused else None
+        if waiting and group != waiting[0].attrs.get("group"):
+            yield tuple(waiting)
+            waiting = []
+        if group:
+            waiting.append(op)
+        else:
+            yield (op,)
+    if waiting:
+        yield tuple(waiting)

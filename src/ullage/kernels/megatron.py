@@ -1,0 +1,263 @@
+"""Megatron-Core's layer code, with Transformer Engine (the default) or its local layers (``transformer_impl: local``).
+
+Sources: NVIDIA/Megatron-LM megatron/core (transformer/attention.py, mlp.py, moe/, tensor_parallel/layers.py, cross_entropy.py) and
+NVIDIA/TransformerEngine pytorch/module, pytorch/attention. Unless noted, what is saved was traced on Megatron-Core itself.
+
+With sequence parallelism a column-parallel linear saves its *sharded* input and gathers it again in the backward.
+"""
+
+from __future__ import annotations
+
+from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
+from ullage.kernels.lowering import lower_ops
+from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
+from ullage.model.graph import BATCH, SEQ, Block, Op
+
+FUSED = frozenset({"linear", "grouped_linear"})
+
+
+def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    return lower_ops(block, context, _KERNELS, fused=FUSED)
+
+
+def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
+    """--recompute-granularity selective without modules: core attention alone (Korthikanti et al., arXiv 2205.05198, section 5)."""
+    return modules(steps, ("core_attn",))
+
+
+def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, ...]:
+    """--recompute-modules. layernorm, moe_act and mla_up_proj drop their output too (CheckpointWithoutOutput)."""
+    from ullage.kernels.stacks import module_segments
+
+    return module_segments(steps, names, discards_output=frozenset({"layernorm", "moe_act", "mla_up_proj"}))
+
+
+def is_local(context: Context) -> bool:
+    return context.option("transformer_impl", "transformer_engine") == "local"
+
+
+def gathers(context: Context) -> bool:
+    """Whether tensor-parallel linears gather their input and scatter their output over the sequence."""
+    return context.sp and context.tp > 1
+
+
+def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Fused norm: saves its input and one or two fp32 statistics a row."""
+    (op,) = ops
+    output = op.outputs[0]
+    per_row = output.dims[:-1]
+    statistics = 2 if op.attrs["norm"] == "layernorm" else 1
+    stats = context.buffer(f"{op.name}.stats", per_row, "fp32", f"{op.name} statistics", copies=statistics)
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(output, f"{op.name} output"), stats),
+            saves=(*op.inputs, stats.name),
+            weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+            module=op.module,
+        )
+    ]
+
+
+def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """One matmul: a linear, or neighbours fused into one (qkv; gate and up)."""
+    first = ops[0]
+    weights = tuple(weight for op in ops for weight in linear_weights(op, context))
+    name = first.name if len(ops) == 1 else str(first.attrs["group"])
+    steps = []
+    if len(ops) == 1:
+        output = context.tensor(first.outputs[0], f"{name} output")
+    else:
+        total = sum(context.tensor(op.outputs[0]).bytes for op in ops)
+        formula = " + ".join(context.tensor(op.outputs[0]).formula for op in ops)
+        output = Buffer(fused_name(first), total, f"{name} projection output", formula)
+    steps.append(
+        Step(
+            name=name,
+            reads=first.inputs,
+            writes=(output,),
+            saves=first.inputs,
+            scratch=_forward_buffers(first, name, context),
+            backward_scratch=_backward_buffers(first, name, context),
+            weights=weights,
+            module=first.module,
+        )
+    )
+    if len(ops) > 1:
+        steps.append(_split(ops, output, name, context))
+    return steps
+
+
+def output_layer(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Megatron's own ColumnParallelLinear, under Transformer Engine too (tensor_parallel/layers.py).
+
+    It gathers into the global buffer "mpu", which the engine counts; its fused weight gradient still returns a new empty
+    tensor of the weight's shape to autograd (LinearWithGradAccumulationAndAsyncCommunication.backward).
+    """
+    (op,) = ops
+    weights = tuple(linear_weights(op, context))
+    scratch = []
+    if gathers(context):
+        scratch.append(_whole(f"{op.name}.dgrad", op.attrs["in"], context, "input gradient of the head before reduce-scatter"))
+    if context.option("gradient_accumulation_fusion", True):
+        scratch.append(
+            context.buffer(f"{op.name}.dummy", ("vocab", "hidden"), what="empty weight gradient that autograd is given")
+        )
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(op.outputs[0], "logits"),),
+            saves=op.inputs,
+            backward_scratch=tuple(scratch),
+            weights=weights,
+            module=op.module,
+        )
+    ]
+
+
+def fused_name(first: Op) -> str:
+    """The output of a fused projection, named after the first of its parts."""
+    return f"{first.outputs[0].name}.fused"
+
+
+def linear_weights(op: Op, context: Context) -> list[WeightGrad]:
+    """The weight gradients of a linear; of the weight that it shares where it has none of its own."""
+    shared = op.attrs.get("shared")
+    if isinstance(shared, str):
+        return [context.weight(shared, ("vocab", "hidden"), fusable=True)]
+    return [context.weight(param.name, param.dims, fusable=len(param.dims) > 1) for param in op.params]
+
+
+def _split(ops: tuple[Op, ...], fused: Buffer, name: str, context: Context) -> Step:
+    """Views of a fused projection's output; their gradients are written into one buffer again."""
+    return Step(
+        name=f"{name}.split",
+        reads=(fused.name,),
+        aliases=tuple((context.tensor(op.outputs[0]), fused.name) for op in ops),
+        module=ops[0].module,
+    )
+
+
+def _forward_buffers(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
+    if not gathers(context):
+        return ()
+    if op.attrs["parallel"] == "column":
+        return (_whole(f"{name}.gathered", op.attrs["in"], context, f"input of {name}, gathered over the sequence"),)
+    if op.attrs["parallel"] == "row":
+        return (_whole(f"{name}.partial", op.attrs["out"], context, f"partial output of {name} before reduce-scatter"),)
+    return ()
+
+
+def _backward_buffers(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
+    if not gathers(context):
+        return ()
+    if op.attrs["parallel"] == "column":
+        return (
+            _whole(f"{name}.gathered", op.attrs["in"], context, f"input of {name}, gathered over the sequence"),
+            _whole(f"{name}.dgrad", op.attrs["in"], context, f"input gradient of {name} before reduce-scatter"),
+        )
+    if op.attrs["parallel"] == "row":
+        return (_whole(f"{name}.gathered_grad", op.attrs["out"], context, f"gathered output gradient of {name}"),)
+    return ()
+
+
+def _whole(name: str, features: object, context: Context, what: str) -> Buffer:
+    assert isinstance(features, tuple)
+    return context.buffer(name, (BATCH, SEQ, *features), what=what)
+
+
+def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Bias and activation in one kernel saves the projection's output alone; unfused, every factor of the product too."""
+    (op,) = ops
+    output = context.tensor(op.outputs[0], f"{op.name} output")
+    fused = context.option("bias_swiglu_fusion" if op.attrs["glu"] else "bias_gelu_fusion", True)
+    if op.attrs.get("experts"):
+        return [megatron_moe.expert_activation(op, context)]
+    if fused and op.attrs["glu"]:  # reads the fused projection, and writes one gradient for it
+        whole = f"{op.inputs[0]}.fused"
+        return [Step(name=op.name, reads=(whole,), writes=(output,), saves=(whole,), module=op.module)]
+    if not op.attrs["glu"]:
+        return [Step(name=op.name, reads=op.inputs, writes=(output,), saves=op.inputs, module=op.module)]
+    gate, up = op.inputs
+    activated = Buffer(f"{op.name}.gate", output.bytes, f"{op.name}: activated gate", output.formula)
+    return [
+        Step(name=f"{op.name}.gate", reads=(gate,), writes=(activated,), saves=(gate,), module=op.module),
+        Step(
+            name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module
+        ),
+    ]
+
+
+def residual(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    output = context.tensor(op.outputs[0], "residual stream")
+    return [Step(name=op.name, reads=op.inputs, writes=(output,), passes=op.inputs)]
+
+
+def dropout(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Dropout keeps a mask of one byte an element."""
+    (op,) = ops
+    mask = context.buffer(f"{op.name}.mask", op.outputs[0].dims, "bool", f"{op.name} mask")
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(op.outputs[0], f"{op.name} output"), mask),
+            saves=(mask.name,),
+            module=op.module,
+        )
+    ]
+
+
+def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Vocabulary-parallel look-up: a whole-sequence partial result, then reduced (and scattered under sequence parallelism)."""
+    (op,) = ops
+    output = context.tensor(op.outputs[0], "embedding output")
+    scratch: tuple[Buffer, ...] = ()
+    if context.tp > 1:
+        scratch = (context.buffer("embedding.partial", (BATCH, SEQ, "hidden"), what="embedding before its reduction"),)
+    return [
+        Step(
+            name=op.name,
+            writes=(output,),
+            scratch=scratch,
+            backward_scratch=scratch if gathers(context) else (),
+            weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+            module="embedding",
+        )
+    ]
+
+
+def concat(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),), module=op.module)]
+
+
+def add_losses(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),))]
+
+
+_KERNELS = {
+    "norm": norm,
+    "linear": lambda ops, context: output_layer(ops, context) if ops[0].name.endswith("lm_head") else linear(ops, context),
+    "rope": megatron_attention.rope,
+    "attention": megatron_attention.attention,
+    "split": megatron_attention.latent_split,
+    "mla_assemble": megatron_attention.latent_assemble,
+    "activation": activation,
+    "residual": residual,
+    "dropout": dropout,
+    "embedding": embedding,
+    "router": megatron_moe.router,
+    "dispatch": megatron_moe.dispatch,
+    "grouped_linear": megatron_moe.grouped_linear,
+    "combine": megatron_moe.combine,
+    "shared_gate": megatron_moe.shared_gate,
+    "concat": concat,
+    "add_losses": add_losses,
+    "loss": megatron_loss.loss,
+}
+

@@ -1,0 +1,141 @@
+"""Attention in Megatron-Core: rotary embedding, core attention (flash, fused, unfused), latent attention's assembly."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Buffer, Context, Step
+from ullage.model.graph import BATCH, SEQ, Op, Tensor
+
+
+def rope(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """New q and k; the fused kernel keeps nothing of them."""
+    (op,) = ops
+    q, k = (context.tensor(tensor, f"{tensor.name[0]} after rotary embedding") for tensor in op.outputs)
+    return [
+        Step(name="rope.q", reads=(op.inputs[0],), writes=(q,), module="rope"),
+        Step(name="rope.k", reads=(op.inputs[1],), writes=(k,), module="rope"),
+    ]
+
+
+def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    if context.attention in ("eager", "math"):
+        return _unfused(op, context)
+    return _flash(op, context)
+
+
+def _flash(op: Op, context: Context) -> list[Step]:
+    """FlashAttention or cuDNN's fused attention: saves q, k, v, the output and one fp32 log-sum-exp a row and head."""
+    q, k, v = op.inputs
+    steps: list[Step] = []
+    by_heads = context.cp > 1 and context.cp_kind == "ulysses"
+    if by_heads:
+        steps += [_exchange(name, context) for name in (q, k, v)]
+        q, k, v = (f"{name}.exchanged" for name in (q, k, v))
+    elif op.attrs["roped"] and context.option("transformer_impl", "transformer_engine") != "local":
+        # q and k are new tensors after the rotary embedding, v still a view of the projection: TE's layout check fails on
+        # the mixture and makes v contiguous (dot_product_attention/utils.py get_qkv_layout).
+        whole = context.buffer("v_contiguous", (BATCH, SEQ, "kv_heads", "v_head_dim"), what="v made contiguous")
+        steps.append(Step(name="v_contiguous", reads=(v,), writes=(whole,), module="core_attn"))
+        v = whole.name
+    output = context.tensor(op.outputs[0], "attention output")
+    result = Buffer("context.exchanged", output.bytes, "attention output before its all-to-all", output.formula)
+    result = result if by_heads else output
+    lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
+    steps.append(
+        Step(
+            name="attention",
+            reads=(q, k, v),
+            writes=(result, lse),
+            saves=(q, k, v, result.name, lse.name),
+            backward_scratch=_flash_backward(op.outputs[0], context),
+            module="core_attn",
+        )
+    )
+    if by_heads:  # the projection keeps the output after the all-to-all, the attention the one before
+        steps.append(Step(name="exchange.context", reads=(result.name,), writes=(output,), module="core_attn"))
+    return steps
+
+
+_HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+
+
+def _exchange(name: str, context: Context) -> Step:
+    """Ulysses: an all-to-all trades the sequence's division for one of the heads (TE AttnFuncWithCPAndQKVOA2A): equal bytes."""
+    letter = name[0]
+    dim = "v_head_dim" if letter == "v" else "head_dim"
+    moved = context.buffer(
+        f"{name}.exchanged", (BATCH, SEQ, _HEADS[letter], dim), what=f"{letter} after the all-to-all over heads"
+    )
+    return Step(name=f"exchange.{letter}", reads=(name,), writes=(moved,), module="core_attn")
+
+
+def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
+    """FlashAttention-2's backward accumulates dq in fp32 and keeps one fp32 row statistic a head (csrc/flash_attn/flash_api.cpp)."""
+    return (
+        context.buffer("dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"),
+        context.buffer("softmax_d", (BATCH, "heads", SEQ), "fp32", "row sums of the attention backward"),
+    )
+
+
+def _unfused(op: Op, context: Context) -> list[Step]:
+    """Scores and probabilities as whole s x s matrices (TE UnfusedDotProductAttention, Megatron DotProductAttention)."""
+    q, k, v = op.inputs
+    scores = context.buffer("scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
+    probs = context.buffer("probs", (BATCH, "heads", SEQ, SEQ), what="attention probabilities")
+    output = context.tensor(op.outputs[0], "attention output")
+    steps = [
+        Step(name="scores", reads=(q, k), writes=(scores,), saves=(q, k), scratch=(scores_input(context),), module="core_attn"),
+        Step(
+            name="softmax",
+            reads=(scores.name,),
+            writes=(probs,),
+            saves=(probs.name,),
+            passes=(scores.name,),
+            module="core_attn",
+        ),
+    ]
+    source = probs.name
+    if op.attrs["dropout"]:
+        dropped = context.buffer("dropped_probs", (BATCH, "heads", SEQ, SEQ), what="probabilities after dropout")
+        mask = context.buffer("probs_mask", (BATCH, "heads", SEQ, SEQ), "bool", "dropout mask of the probabilities")
+        steps.append(
+            Step(
+                name="attention_dropout",
+                reads=(source,),
+                writes=(dropped, mask),
+                saves=(mask.name,),
+                module="core_attn",
+            )
+        )
+        source = dropped.name
+    steps.append(
+        Step(name="attention", reads=(source, v), writes=(output,), saves=(source, v), module="core_attn")
+    )
+    return steps
+
+
+def scores_input(context: Context) -> Buffer:
+    """baddbmm's empty first argument, as large as its result."""
+    return context.buffer("scores.input", (BATCH, "heads", SEQ, SEQ), what="empty input of the score matmul")
+
+
+def latent_split(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            aliases=tuple((tensor.name, op.inputs[0]) for tensor in op.outputs),
+            module="kv_down",
+        )
+    ]
+
+
+def latent_assemble(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Rope on the rotary parts, then whole q, k and v as new tensors; the shared rotary key is expanded into every head."""
+    (op,) = ops
+    q, k, v = (context.tensor(tensor, f"{tensor.name[0]} of latent attention") for tensor in op.outputs)
+    return [
+        Step(name="assemble.q", reads=(op.inputs[0],), writes=(q,), module="mla_up_proj"),
+        Step(name="assemble.kv", reads=(op.inputs[1], op.inputs[2]), writes=(k, v), module="mla_up_proj"),
+    ]

@@ -1,0 +1,32 @@
+"""Megatron's cross entropies over a vocabulary that tensor parallelism divides."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Context, Step
+from ullage.model.graph import BATCH, SEQ, Op
+
+LOGITS = (BATCH, SEQ, "vocab")
+
+
+def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Vocabulary-parallel cross entropy, native or Transformer Engine's (``cross_entropy_fusion_impl: te``).
+
+    Native (fused or not): an fp32 copy of the logits becomes the softmax in place and is saved; the bf16 logits live to the end
+    of the loss. tensor_parallel/cross_entropy.py.
+    """
+    (op,) = ops
+    (logits,) = op.inputs
+    output = context.tensor(op.outputs[0], "loss")
+    if context.option("cross_entropy_fusion_impl") == "te" and context.loss == "vocab-parallel-fused":
+        return _transformer_engine(op, context)
+    softmax = context.buffer("softmax", LOGITS, "fp32", "softmax of the logits")
+    return [
+        Step(name="loss", reads=(logits,), writes=(softmax, output), saves=(softmax.name,)),
+    ]
+
+
+def _transformer_engine(op: Op, context: Context) -> list[Step]:
+    """TE writes the gradient over the bf16 logits during the forward (pytorch/cross_entropy.py, triton kernel)."""
+    (logits,) = op.inputs
+    output = context.tensor(op.outputs[0], "loss")
+    return [Step(name="loss", reads=(logits,), writes=(output,), saves=(logits,), reuses=(logits,))]

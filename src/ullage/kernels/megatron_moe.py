@@ -1,0 +1,115 @@
+"""Megatron-Core's mixture of experts: router, dispatcher, grouped experts (megatron/core/transformer/moe)."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Buffer, Context, Step
+from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
+
+
+def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Scores of every expert in fp32 and the maps made from them. Sizes fitted to traces of Megatron-Core: 15 E + 22 k bytes a token."""
+    (op,) = ops
+    experts = context.buffer("router.scores", (BATCH, SEQ_SP, "router"), "fp32", "router scores and maps", copies=4)
+    output = context.tensor(op.outputs[0], "routing probabilities")
+    return [
+        Step(
+            name="router",
+            reads=op.inputs,
+            writes=(experts, output),
+            saves=(*op.inputs, experts.name),
+            weights=tuple(context.weight(param.name, param.dims, "fp32") for param in op.params),
+            module="moe",
+        )
+    ]
+
+
+def dispatch(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Permutation by expert, all-to-all, and the second permutation by local expert."""
+    (op,) = ops
+    rows = context.tensor(op.outputs[0], "tokens sorted by expert")
+    hidden, scores = op.inputs
+    if context.ep * context.etp == 1:
+        return [Step(name="dispatch", reads=(hidden, scores), writes=(rows,), no_grad=(scores,), module="moe")]
+    permuted = Buffer("dispatch.permuted", rows.bytes, "tokens permuted for the all-to-all", rows.formula)
+    received = Buffer("dispatch.received", rows.bytes, "tokens received by the all-to-all", rows.formula)
+    return [
+        Step(name="permute", reads=(hidden, scores), writes=(permuted,), no_grad=(scores,), module="moe"),
+        Step(name="all_to_all", reads=(permuted.name,), writes=(received,), module="moe"),
+        Step(name="sort", reads=(received.name,), writes=(rows,), module="moe"),
+    ]
+
+
+def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    first = ops[0]
+    weights = tuple(context.weight(param.name, param.dims, fusable=True) for op in ops for param in op.params)
+    if len(ops) == 1:
+        output = context.tensor(first.outputs[0], f"{first.name} output")
+        return [
+            Step(
+                name=first.name,
+                reads=first.inputs,
+                writes=(output,),
+                saves=first.inputs,
+                weights=weights,
+                module=first.module,
+            )
+        ]
+    name = str(first.attrs["group"])
+    fused = context.buffer(
+        f"{first.outputs[0].name}.fused", (ROUTED, "expert_ffn"), what="fused gate and up output of the experts", copies=len(ops)
+    )
+    return [
+        Step(
+            name=name,
+            reads=first.inputs,
+            writes=(fused,),
+            saves=first.inputs,
+            weights=weights,
+            module=first.module,
+        ),
+        Step(
+            name=f"{name}.split",
+            reads=(fused.name,),
+            aliases=tuple((context.tensor(op.outputs[0]), fused.name) for op in ops),
+            module=first.module,
+        ),
+    ]
+
+
+def expert_activation(op: Op, context: Context) -> Step:
+    """Activation weighted by the routing probabilities; saves the projection's output alone."""
+    output = context.tensor(op.outputs[0], "experts' activation output")
+    source = f"{op.inputs[0]}.fused" if op.attrs["glu"] else op.inputs[0]
+    return Step(name=op.name, reads=(source,), writes=(output,), saves=(source,), module="moe_act")
+
+
+def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """The way back: un-sort, all-to-all, and the sum over each token's experts."""
+    (op,) = ops
+    rows, scores = op.inputs
+    output = context.tensor(op.outputs[0], "combined output of the experts")
+    size = context.buffer("combine.rows", (ROUTED, "hidden"))
+    if context.ep * context.etp == 1:
+        return [Step(name="combine", reads=(rows, scores), writes=(output,), no_grad=(scores,), module="moe")]
+    unsorted = Buffer("combine.unsorted", size.bytes, "experts' output, un-sorted", size.formula)
+    returned = Buffer("combine.returned", size.bytes, "experts' output, back from the all-to-all", size.formula)
+    return [
+        Step(name="unsort", reads=(rows,), writes=(unsorted,), module="moe"),
+        Step(name="all_to_all_back", reads=(unsorted.name,), writes=(returned,), module="moe"),
+        Step(name="combine", reads=(returned.name, scores), writes=(output,), no_grad=(scores,), module="moe"),
+    ]
+
+
+def shared_gate(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    output = context.tensor(op.outputs[0], "gated shared expert output")
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(output,),
+            saves=op.inputs,
+            weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+            module="shared_experts",
+        )
+    ]

@@ -1,0 +1,70 @@
+"""Stacks: whose layer code runs an op. A stack is a table from kinds of op to the function that lowers it into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
+from ullage.errors import Unsupported
+from ullage.job.job import Recompute
+from ullage.kernels.step import Context, Segment, Step
+from ullage.model.graph import Block, Op
+
+Lowering = Callable[[Block, Context], tuple[Step, ...]]
+"""Turns a whole block into steps: a stack may fuse neighbours (q, k and v projections; gate and up)."""
+
+Policy = Callable[[tuple[Step, ...], Context], tuple[Segment, ...]]
+"""The stack's own meaning of selective recomputation."""
+
+Kernel = Callable[[Op, Context], list[Step]]
+
+STACKS: Mapping[str, str] = {
+    "transformers": "ullage.kernels.transformers",
+    "torchtune": "ullage.kernels.torchtune",
+    "torchtitan": "ullage.kernels.torchtitan",
+    "megatron": "ullage.kernels.megatron",
+}
+"""Where each stack's ``lower(block, context)`` lives; loaded when first asked for, so that a command pays for one stack."""
+
+
+@lru_cache(maxsize=1024)
+def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    """The steps of a block in the layer code of ``context.stack``."""
+    lowering: Lowering = _module(context.stack).lower
+    return lowering(block, context)
+
+
+@lru_cache(maxsize=1024)
+def segments(block: Block, context: Context, recompute: Recompute) -> tuple[Segment, ...]:
+    """The parts of a block that selective recomputation runs again: the stack's own policy, or the modules that the job names."""
+    steps = lower(block, context)
+    if recompute.kind == "modules":
+        return module_segments(steps, recompute.modules)
+    policy: Policy = _module(context.stack).selective
+    return policy(steps, context)
+
+
+def module_segments(
+    steps: tuple[Step, ...], modules: tuple[str, ...], *, discards_output: frozenset[str] = frozenset()
+) -> tuple[Segment, ...]:
+    """Runs of neighbouring steps that belong to one of the named modules, each run one segment."""
+    found = []
+    start = 0
+    for at in range(1, len(steps) + 1):
+        if at == len(steps) or steps[at].module != steps[start].module:
+            module = steps[start].module
+            if module in modules:
+                found.append(Segment(start=start, stop=at, discards_output=module in discards_output))
+            start = at
+    return tuple(found)
+
+
+def _module(stack: str) -> ModuleType:
+    module = STACKS.get(stack)
+    if module is None:
+        raise Unsupported(
+            "is not modelled", key="stack", value=stack, allowed=", ".join(STACKS), remedy="name one of these"
+        )
+    return import_module(module)

@@ -1,0 +1,154 @@
+"""What a kernel tells the replay: the steps that an op becomes, each with what it makes, keeps and needs.
+
+A step is one autograd node as memory sees it. All sizes are bytes of this rank, after the layout has divided the dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage import dtypes
+from ullage.frozen import FrozenMap
+from ullage.model.graph import Dim, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor that a step makes. ``what`` and ``formula`` are what the ledger prints."""
+
+    name: str
+    bytes: int
+    what: str = ""
+    formula: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGrad:
+    """The gradient that a step's backward makes of one parameter, in the type in which autograd makes it.
+
+    fusable: made by a matmul that can add into an accumulator instead (Megatron's gradient accumulation fusion).
+    """
+
+    param: str
+    numel: int
+    dtype: str
+    fusable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One autograd node.
+
+    reads: tensors it takes, by name. writes: tensors it makes. aliases: (view, tensor) pairs that share a storage;
+    a view that covers a part of it is a Buffer of its own size.
+    saves: names among reads, writes and aliases that stay until this step's backward.
+    scratch: live during the forward alone; backward_scratch: during the backward alone.
+    passes: reads whose gradient *is* the gradient of the first output (residual adds, views, in-place kernels).
+    reuses: reads (saved ones) over whose own storage their gradient is written.
+    no_grad: reads that get no gradient. Every other read gets a new gradient of its own size.
+    weights: parameters whose gradients the backward makes.
+    module: the recompute module that the step belongs to.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    aliases: tuple[tuple[str | Buffer, str], ...] = ()
+    saves: tuple[str, ...] = ()
+    scratch: tuple[Buffer, ...] = ()
+    backward_scratch: tuple[Buffer, ...] = ()
+    passes: tuple[str, ...] = ()
+    reuses: tuple[str, ...] = ()
+    no_grad: tuple[str, ...] = ()
+    weights: tuple[WeightGrad, ...] = ()
+    module: str = ""
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Names that the step brings into being: what it writes and the views that it takes."""
+        return (
+            *(buffer.name for buffer in self.writes),
+            *(view.name if isinstance(view, Buffer) else view for view, _ in self.aliases),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Steps [start, stop) that are recomputed.
+
+    keep: names made inside that are kept all the same (selective policies by op).
+    discards_output: what follows does not keep the segment's outputs either; they are recomputed when first needed.
+    early_stop: the recomputation ends with the last step that saves anything (torch's non-reentrant default).
+    """
+
+    start: int
+    stop: int
+    keep: frozenset[str] = frozenset()
+    discards_output: bool = False
+    early_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """All that a kernel may depend on beside its op; hashable, so that a replay can be cached on it.
+
+    sizes: every dimension as this rank holds it. compute: the type that matmuls run in; params: of the stored weights.
+    residual: the type of the stream between blocks. version: of the stack, as the job names it.
+    """
+
+    sizes: FrozenMap
+    stack: str
+    version: str | None = None
+    compute: str = "bf16"
+    params: str = "bf16"
+    residual: str = "bf16"
+    autocast: bool = False
+    tp: int = 1
+    sp: bool = False
+    cp: int = 1
+    cp_kind: str = "ring"
+    ep: int = 1
+    etp: int = 1
+    attention: str = "flash"
+    loss: str = "full"
+    loss_chunks: int = 8
+    compile: bool = False
+    padding_mask: bool = False
+    options: FrozenMap = FrozenMap()
+    compute_capability: tuple[int, int] | None = None
+
+    def size(self, dim: Dim) -> int:
+        if isinstance(dim, int):
+            return dim
+        value = self.sizes[dim]
+        assert isinstance(value, int), dim
+        return value
+
+    def numel(self, dims: tuple[Dim, ...]) -> int:
+        total = 1
+        for dim in dims:
+            total *= self.size(dim)
+        return total
+
+    def buffer(
+        self, name: str, dims: tuple[Dim, ...], dtype: str | None = None, what: str = "", copies: int = 1
+    ) -> Buffer:
+        """A tensor of these dimensions (``copies`` of them), in the compute type unless another is given."""
+        dtype = dtype or self.compute
+        numel = self.numel(dims) * copies
+        factors = " x ".join([f"{dim} {self.size(dim)}" if isinstance(dim, str) else str(dim) for dim in dims])
+        formula = f"{factors}{f' x {copies}' if copies > 1 else ''} x {dtypes.bits(dtype) / 8:g} B ({dtype})"
+        return Buffer(name, dtypes.size_bytes(numel, dtype), what or name, formula)
+
+    def tensor(self, tensor: Tensor, what: str = "") -> Buffer:
+        """A tensor of the graph, in the type that the graph gives it or else the compute type."""
+        return self.buffer(tensor.name, tensor.dims, tensor.elements, what)
+
+    def weight(
+        self, param: str, dims: tuple[Dim, ...], dtype: str | None = None, *, fusable: bool = False
+    ) -> WeightGrad:
+        return WeightGrad(param, self.numel(dims), dtype or self.compute, fusable)
+
+    def option(self, name: str, default: object = None) -> object:
+        """One of engine.options, or ``default``."""
+        return self.options.get(name, default)

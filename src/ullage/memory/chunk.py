@@ -1,0 +1,189 @@
+"""Forward and backward of one model chunk: its blocks in order, each as its recompute mode says, wrapped by the engine.
+
+An engine sees each block with its neighbours (to gather parameters ahead, to reduce gradients behind). Equal neighbourhoods
+become one repeated node, so a chunk costs as many nodes as it has kinds of neighbourhood, not as it has layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence as ListLike
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from ullage.job.job import Recompute
+from ullage.kernels import stacks
+from ullage.kernels.step import Context
+from ullage.memory.block import BlockProgram, BlockReplay, GradRule, Segment, boundary
+from ullage.memory.program import Node, Repeat, Sequence, free
+from ullage.memory.rank import Chunk
+from ullage.model.graph import Block
+
+_NodeOf = Callable[["Element | None", "Element", "Element | None"], Node]
+
+PLAIN = "plain"
+CHECKPOINT = "checkpoint"
+SELECTIVE = "selective"
+NO_GRAD = "no-grad"
+"""Modes of a block: keeps all, keeps its input, keeps what the stack's policy says, keeps nothing (inside a longer segment)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Element:
+    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how."""
+
+    block: Block
+    mode: str = PLAIN
+    size: int = 1
+
+
+class Wrap:
+    """What an engine does around the blocks; the default does nothing.
+
+    ``previous`` and ``following`` are in the order of the pass: in a backward, previous is the block after this one in the model.
+    """
+
+    def forward(self, element: Element, node: Node, previous: Element | None, following: Element | None) -> Node:
+        return node
+
+    def backward(
+        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
+    ) -> Node:
+        return program.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayer:
+    """All that the programs of a chunk's blocks depend on."""
+
+    context: Context
+    recompute: Recompute
+    early_stop: bool = True
+    method: str = "uniform"  # of {layers: n}: Megatron's names
+    group: int = 1
+
+    def program(self, block: Block, mode: str, rule: GradRule) -> BlockProgram:
+        return _program(block, self.context, mode, rule, self.recompute, self.early_stop)
+
+    def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
+        if element.size == 1:
+            return self.program(element.block, element.mode, rule)
+        return _grouped(element, self, rule)
+
+    def elements(self, chunk: Chunk) -> list[Element]:
+        return _elements(chunk, self.recompute, self.group)
+
+
+@lru_cache(maxsize=4096)
+def _program(
+    block: Block, context: Context, mode: str, rule: GradRule, recompute: Recompute, early_stop: bool
+) -> BlockProgram:
+    steps = stacks.lower(block, context)
+    segments: tuple[Segment, ...] = ()
+    if mode in (CHECKPOINT, NO_GRAD):
+        segments = (Segment(start=0, stop=len(steps), early_stop=early_stop),)
+    elif mode == SELECTIVE:
+        segments = stacks.segments(block, context, recompute)
+    is_first = block.role == "embedding"
+    return BlockReplay(
+        steps,
+        input=None if is_first else block.input.name,
+        input_bytes=0 if is_first else context.tensor(block.input).bytes,
+        output=block.output.name,
+        segments=segments,
+        grad_rule=rule,
+        keeps_input=mode != NO_GRAD,
+    ).run()
+
+
+@lru_cache(maxsize=1024)
+def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgram:
+    """Several equal blocks under one checkpoint: forward keeps the first input; backward runs all again, then back."""
+    first = replayer.program(element.block, CHECKPOINT, rule)
+    inner = replayer.program(element.block, NO_GRAD, rule)
+    plain = replayer.program(element.block, PLAIN, rule)
+    stream = boundary(replayer.context.tensor(element.block.output).bytes)
+    backward = Sequence(
+        [Repeat(element.size, plain.forward), free(stream), Repeat(element.size, plain.backward)], "recompute"
+    )
+    grads = tuple((f"{index}.{name}", item) for index in range(element.size) for name, item in plain.grads)
+    return BlockProgram(
+        forward=Sequence([first.forward, Repeat(element.size - 1, inner.forward)]), backward=backward, grads=grads
+    )
+
+
+def _elements(chunk: Chunk, recompute: Recompute, group: int) -> list[Element]:
+    """The chunk's blocks with their modes; embedding and head are never checkpointed."""
+    layers = chunk.layers
+    modes = _modes(layers, recompute)
+    if recompute.kind == "sqrt":
+        group = max(1, round(math.sqrt(layers)))
+    elements: list[Element] = []
+    at = 0
+    for run in chunk.runs:
+        if run.block.role != "layer":
+            elements += [Element(block=run.block)] * run.repeat
+            continue
+        mine = modes[at : at + run.repeat]
+        at += run.repeat
+        for mode, equal in groupby(mine):
+            elements += _split(run.block, mode, len(list(equal)), group if mode == CHECKPOINT else 1)
+    return elements
+
+
+def _split(block: Block, mode: str, count: int, group: int) -> list[Element]:
+    whole = [Element(block=block, mode=mode, size=group)] * (count // group)
+    rest = count % group
+    return [*whole, Element(block=block, mode=mode, size=rest)] if rest else whole
+
+
+def _modes(layers: int, recompute: Recompute) -> list[str]:
+    if recompute.kind in ("full", "sqrt"):
+        return [CHECKPOINT] * layers
+    if recompute.kind in ("selective", "modules"):
+        return [SELECTIVE] * layers
+    if recompute.kind == "every":
+        return [CHECKPOINT if (index + 1) % recompute.every == 0 else PLAIN for index in range(layers)]
+    if recompute.kind == "layers":
+        return [CHECKPOINT if index < recompute.layers else PLAIN for index in range(layers)]
+    return [PLAIN] * layers
+
+
+def forward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: GradRule) -> Node:
+    """The forward of a chunk's elements, in model order."""
+    built: dict[tuple[Element | None, Element, Element | None], Node] = {}
+
+    def node(previous: Element | None, element: Element, following: Element | None) -> Node:
+        key = (previous, element, following)
+        if key not in built:
+            program = replayer.element_program(element, rule)
+            inner = Sequence([program.forward], f"forward of {element.block.name}")
+            built[key] = wrap.forward(element, inner, previous, following)
+        return built[key]
+
+    return Sequence(_compressed(elements, node))
+
+
+def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: GradRule) -> Node:
+    """The backward of a chunk's elements (given in model order), last block first."""
+    built: dict[tuple[Element | None, Element, Element | None], Node] = {}
+
+    def node(previous: Element | None, element: Element, following: Element | None) -> Node:
+        key = (previous, element, following)
+        if key not in built:
+            program = replayer.element_program(element, rule)
+            inner = wrap.backward(element, program, previous, following)
+            built[key] = Sequence([inner], f"backward of {element.block.name}")
+        return built[key]
+
+    return Sequence(_compressed(list(reversed(elements)), node))
+
+
+def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:
+    padded: list[Element | None] = [None, *elements, None]
+    nodes = [node(padded[at], element, padded[at + 2]) for at, element in enumerate(elements)]
+    return [
+        Repeat(count, first) if count > 1 else first
+        for first, count in ((same[0], len(same)) for same in (list(group) for _, group in groupby(nodes, key=id)))
+    ]

@@ -1,0 +1,269 @@
+"""A step of training as a program of allocations, whose peak is a fold.
+
+A program is a tree: leaves allocate or free one Item, inner nodes run children in order or repeat a child. Each node knows
+what it leaves behind (``delta_bytes``) and how high it rises above its start (``peak_bytes``), so a hundred equal layers cost
+no more than one: this is the closed form. ``events`` writes the same tree out, allocation by allocation: the replay that the
+closed form is held against, and what the allocator's simulation is fed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ALLOCATION_BYTES = 512
+"""The caching allocator rounds every block up to this (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+def round_up(n_bytes: int, to: int = ALLOCATION_BYTES) -> int:
+    return -(-n_bytes // to) * to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """One kind of allocation: a line of the ledger. Two Items are the same only if they are one object.
+
+    bytes: of one allocation, rounded as the allocator rounds. formula: how they come about, in words and numbers.
+    provenance: exact | measured | default. lives: from when to when. stream: the CUDA stream whose pool it comes from.
+    """
+
+    category: str
+    what: str
+    bytes: int
+    formula: str = ""
+    provenance: str = "exact"
+    lives: str = ""
+    stream: int = 0
+
+
+class Node:
+    """A part of a program. delta_bytes: live bytes at its end minus at its start; peak_bytes: highest rise, at least 0."""
+
+    __slots__ = ("_net", "backwards", "delta_bytes", "forwards", "peak_bytes")
+    delta_bytes: int
+    peak_bytes: int
+    forwards: int  # micro-batch forwards and backwards (scopes) inside
+    backwards: int
+    _net: dict[Item, int] | None
+
+
+class Change(Node):
+    """``count`` allocations of an item (frees where negative)."""
+
+    __slots__ = ("count", "item")
+
+    def __init__(self, item: Item, count: int = 1) -> None:
+        self._net = None
+        self.forwards = self.backwards = 0
+        self.item = item
+        self.count = count
+        self.delta_bytes = count * item.bytes
+        self.peak_bytes = max(0, self.delta_bytes)
+
+
+class Sequence(Node):
+    """Children one after another; ``moment`` names what is happening, ``scope`` ties a backward to its forward."""
+
+    __slots__ = ("children", "moment", "scope")
+
+    def __init__(
+        self, children: Iterable[Node], moment: str | None = None, scope: tuple[str, int] | None = None
+    ) -> None:
+        self._net = None
+        self.children = tuple(children)
+        self.moment = moment
+        self.scope = scope  # ("F", chunk) opens a micro-batch of a model chunk, ("B", chunk) ends the oldest one
+        delta = peak = 0
+        self.forwards = int(scope is not None and scope[0] == "F")
+        self.backwards = int(scope is not None and scope[0] == "B")
+        for child in self.children:
+            self.forwards += child.forwards
+            self.backwards += child.backwards
+            if delta + child.peak_bytes > peak:
+                peak = delta + child.peak_bytes
+            delta += child.delta_bytes
+        self.delta_bytes = delta
+        self.peak_bytes = peak
+
+
+class Repeat(Node):
+    """``child`` run ``times`` times."""
+
+    __slots__ = ("child", "times")
+
+    def __init__(self, times: int, child: Node) -> None:
+        assert times >= 0, times
+        self._net = None
+        self.forwards, self.backwards = times * child.forwards, times * child.backwards
+        self.times = times
+        self.child = child
+        self.delta_bytes = times * child.delta_bytes
+        last = max(0, (times - 1) * child.delta_bytes)
+        self.peak_bytes = last + child.peak_bytes if times else 0
+
+
+def alloc(item: Item, count: int = 1) -> Node:
+    return Change(item, count)
+
+
+def free(item: Item, count: int = 1) -> Node:
+    return Change(item, -count)
+
+
+EMPTY = Sequence(())
+
+
+class Peak(NamedTuple):
+    """The highest point of a program: what is live there, and when (outermost moment first)."""
+
+    bytes: int
+    live: Counter[Item]
+    moments: tuple[str, ...]
+    micro_batch: int | None
+
+
+def locate_peak(node: Node) -> Peak:
+    """Where a program is highest (the first such point), and everything that is live there."""
+    search = _Search()
+    search.descend(node)
+    live = Counter({item: count for item, count in search.live.items() if count})
+    assert sum(item.bytes * count for item, count in live.items()) == node.peak_bytes
+    return Peak(node.peak_bytes, live, tuple(search.moments), search.micro_batch)
+
+
+class _Search:
+    """Walks down to the peak and adds up what lies before it."""
+
+    def __init__(self) -> None:
+        self.live: Counter[Item] = Counter()
+        self.moments: list[str] = []
+        self.micro_batch: int | None = None
+        self._passed = {"F": 0, "B": 0}
+
+    def descend(self, node: Node) -> None:
+        while not isinstance(node, Change):
+            if isinstance(node, Repeat):
+                if not node.times:
+                    return
+                self._pass(node.child, node.times - 1 if node.child.delta_bytes > 0 else 0)
+                node = node.child
+            else:
+                assert isinstance(node, Sequence)
+                if node.moment:
+                    self.moments.append(node.moment)
+                if node.scope is not None:
+                    self.micro_batch = self._passed[node.scope[0]] + 1
+                if not node.peak_bytes:
+                    return  # nothing in here rises above its start
+                node = self._highest_child(node)
+        if node.count > 0:
+            self.live[node.item] += node.count
+
+    def _highest_child(self, node: Sequence) -> Node:
+        at = 0
+        for child in node.children:
+            if at + child.peak_bytes == node.peak_bytes:
+                return child
+            self._pass(child, 1)
+            at += child.delta_bytes
+        raise AssertionError("a sequence has no child at its peak")
+
+    def _pass(self, node: Node, times: int) -> None:
+        if times:
+            _add(self.live, net(node), times)
+            self._passed["F"] += times * node.forwards
+            self._passed["B"] += times * node.backwards
+
+
+def _add(live: Counter[Item], changes: dict[Item, int], times: int) -> None:
+    for item, count in changes.items():
+        live[item] += count * times
+
+
+def net(node: Node) -> dict[Item, int]:
+    """What a program leaves live, by item (negative: what it freed of its surroundings)."""
+    if node._net is None:
+        total: dict[Item, int] = {}
+        if isinstance(node, Change):
+            total[node.item] = node.count
+        elif isinstance(node, Repeat):
+            total = {item: count * node.times for item, count in net(node.child).items() if node.times}
+        else:
+            assert isinstance(node, Sequence)
+            for child in node.children:
+                for item, count in net(child).items():
+                    total[item] = total.get(item, 0) + count
+            total = {item: count for item, count in total.items() if count}
+        node._net = total
+    return node._net
+
+
+class Event(NamedTuple):
+    """One allocation (``alive``) or free; ``handle`` ties the two."""
+
+    handle: int
+    item: Item
+    alive: bool
+
+
+def events(node: Node) -> Iterator[Event]:
+    """The program written out. A free ends the youngest allocation of its item in its own micro-batch, else the youngest of all."""
+    return _Writer().write(node)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._next = 0
+        self._shared: defaultdict[Item, list[int]] = defaultdict(list)
+        self._open: defaultdict[int, deque[defaultdict[Item, list[int]]]] = defaultdict(deque)
+        self._scope = self._shared
+
+    def write(self, node: Node) -> Iterator[Event]:
+        if isinstance(node, Change):
+            yield from self._change(node)
+        elif isinstance(node, Repeat):
+            for _ in range(node.times):
+                yield from self.write(node.child)
+        else:
+            assert isinstance(node, Sequence)
+            outer = self._scope
+            if node.scope is not None:
+                self._enter(*node.scope)
+            for child in node.children:
+                yield from self.write(child)
+            if node.scope is not None:
+                self._leave(*node.scope)
+                self._scope = outer
+
+    def _enter(self, kind: str, chunk: int) -> None:
+        if kind == "F":
+            self._open[chunk].append(defaultdict(list))
+            self._scope = self._open[chunk][-1]
+        else:
+            self._scope = self._open[chunk][0]
+
+    def _leave(self, kind: str, chunk: int) -> None:
+        if kind == "B":
+            for item, handles in self._open[chunk].popleft().items():
+                self._shared[item].extend(handles)
+
+    def _change(self, node: Change) -> Iterator[Event]:
+        for _ in range(node.count):
+            self._scope[node.item].append(self._next)
+            yield Event(self._next, node.item, True)
+            self._next += 1
+        for _ in range(-node.count):
+            mine = self._scope[node.item]
+            handles = mine if mine else self._anywhere(node.item)
+            yield Event(handles.pop(), node.item, False)
+
+    def _anywhere(self, item: Item) -> list[int]:
+        if self._shared[item]:
+            return self._shared[item]
+        for queue in self._open.values():
+            for scope in queue:
+                if scope[item]:
+                    return scope[item]
+        raise AssertionError(f"{item.what} is freed and was never allocated")

@@ -1,0 +1,146 @@
+"""What one pipeline rank holds: its model chunks, each a list of runs of blocks, cut as the job says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ullage.errors import Infeasible
+from ullage.job.bind import is_expert, local_numel
+from ullage.job.job import Layout
+from ullage.model.graph import Block, Graph, Param, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParam:
+    """A parameter on this rank: qualified name, elements after tensor and expert parallelism, and how many blocks hold it."""
+
+    name: str
+    numel: int
+    copies: int
+    expert: bool
+    param: Param
+    block: Block
+
+    @property
+    def total(self) -> int:
+        return self.numel * self.copies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One model chunk: what a pipeline rank runs in one forward. Without pipeline: the whole model."""
+
+    runs: tuple[Run, ...]
+    first: bool
+    last: bool
+
+    @property
+    def layers(self) -> int:
+        return sum(run.repeat for run in self.runs if run.block.role == "layer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One pipeline rank and its chunks (one per virtual stage)."""
+
+    index: int
+    chunks: tuple[Chunk, ...]
+    params: tuple[LocalParam, ...]
+
+    @property
+    def first(self) -> bool:
+        return any(chunk.first for chunk in self.chunks)
+
+    @property
+    def last(self) -> bool:
+        return any(chunk.last for chunk in self.chunks)
+
+    def numel(self, *, expert: bool | None = None) -> int:
+        """Elements of the parameters here; of experts alone or of all others if asked."""
+        return sum(param.total for param in self.params if expert is None or param.expert == expert)
+
+
+@lru_cache(maxsize=256)
+def ranks(graph: Graph, layout: Layout) -> tuple[Rank, ...]:
+    """Every pipeline rank of a layout."""
+    chunks = _chunks(graph, layout)
+    built = []
+    for index in range(layout.pp):
+        mine = tuple(chunks[virtual * layout.pp + index] for virtual in range(layout.vpp))
+        built.append(Rank(index=index, chunks=mine, params=_params(graph, layout, mine)))
+    return tuple(built)
+
+
+def _chunks(graph: Graph, layout: Layout) -> list[Chunk]:
+    split = layers_per_chunk(graph.layers, layout)
+    before = [run for run in graph.runs if run.block.role == "embedding"]
+    after = [run for run in graph.runs if run.block.role in ("head",)]
+    layers = [run for run in graph.runs if run.block.role not in ("embedding", "head")]
+    chunks = []
+    start = 0
+    for number, count in enumerate(split):
+        first, last = number == 0, number == len(split) - 1
+        runs = _slice(layers, start, start + count)
+        start += count
+        if first:
+            runs = [*before, *runs]
+        if last:
+            runs = [*runs, *after]
+        chunks.append(Chunk(runs=tuple(runs), first=first, last=last))
+    return chunks
+
+
+def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
+    """Layers of each virtual stage, in model order (stage of chunk c on rank r: c * pp + r)."""
+    stages = layout.pp * layout.vpp
+    split = layout.pp_split
+    if split is None:
+        if layers % stages and stages > 1:
+            return [layers * (i + 1) // stages - layers * i // stages for i in range(stages)]
+        return [layers // stages] * stages
+    if len(split) == stages:
+        return list(split)
+    if len(split) == layout.pp:
+        return [
+            split[number % layout.pp] * (number // layout.pp + 1) // layout.vpp
+            - split[number % layout.pp] * (number // layout.pp) // layout.vpp
+            for number in range(stages)
+        ]
+    raise Infeasible("has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries")
+
+
+def _slice(runs: ListLike[Run], start: int, stop: int) -> list[Run]:
+    cut = []
+    at = 0
+    for run in runs:
+        count = min(stop, at + run.repeat) - max(start, at)
+        if count > 0:
+            cut.append(Run(block=run.block, repeat=count))
+        at += run.repeat
+    return cut
+
+
+def _params(graph: Graph, layout: Layout, chunks: ListLike[Chunk]) -> tuple[LocalParam, ...]:
+    """Parameters of some chunks, equal blocks summed; a tied parameter once if both its places are here."""
+    here: dict[str, LocalParam] = {}
+    for chunk in chunks:
+        for run in chunk.runs:
+            for param in run.block.params:
+                if param.buffer:
+                    continue
+                name = f"{run.block.name}.{param.name}"
+                copies = run.repeat + (here[name].copies if name in here else 0)
+                here[name] = LocalParam(
+                    name=name,
+                    numel=local_numel(graph, param, layout),
+                    copies=copies,
+                    expert=is_expert(param),
+                    param=param,
+                    block=run.block,
+                )
+    for kept, shared in graph.tied:
+        if kept in here and shared in here:
+            del here[shared]
+    return tuple(here.values())

@@ -1,0 +1,29 @@
+"""From allocated to reserved: a program's events, fed to the caching allocator's simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ullage.memory.allocator import FREE_EVENT, CachingAllocator
+from ullage.memory.program import Node, events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What the allocator held at most: ``allocated_bytes`` in blocks handed out, ``reserved_bytes`` from the driver."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def simulate(program: Node, *, expandable_segments: bool = False) -> Reserved:
+    """Peaks over a whole program, event by event."""
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    allocator.replay(_triples(program))
+    return Reserved(allocated_bytes=allocator.peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes)
+
+
+def _triples(program: Node) -> Iterator[tuple[int, int, int]]:
+    for handle, item, alive in events(program):
+        yield handle, (item.bytes if alive else FREE_EVENT), item.stream

@@ -1,0 +1,113 @@
+"""A config.json as plain keys: read with limits, so that a wrong path is one clear message and never a full memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ullage.errors import InvalidInput
+from ullage.frozen import FrozenMap
+from ullage.units import MIB, format_bytes
+
+LONGEST_FILE_BYTES: Final = 4 * MIB  # a classifier's labels make the longest ones
+DEEPEST_NESTING: Final = 16
+_REMEDY: Final = "give the path of a model's config.json"
+
+
+def read_config(path: Path) -> tuple[FrozenMap, str]:
+    """The keys of a config.json, or of the one in a folder, and the path that was read."""
+    if path.is_dir():
+        path = path / "config.json"
+    place = str(path)
+    text = _text(path, place)
+    if not text.strip():
+        raise InvalidInput("is empty", remedy=_REMEDY, place=place)
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        raise InvalidInput(
+            f"is no valid JSON: {error.msg}",
+            remedy="the file ends too early; is it truncated?" if truncated else _REMEDY,
+            place=f"{place}, line {error.lineno}",
+        ) from None
+    except RecursionError:
+        raise InvalidInput("is nested too deep", remedy=_REMEDY, place=place) from None
+    except InvalidInput as error:
+        raise error.at(place) from None
+    except ValueError:  # a number of more than 4,300 digits
+        raise InvalidInput("holds a number that is too long", remedy=_REMEDY, place=place) from None
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f"holds {_kind(value)}, not keys", allowed='{"model_type": ...}', remedy=_REMEDY, place=place
+        )
+    try:
+        return plain_keys(value), place
+    except InvalidInput as error:
+        raise error.at(place) from None
+
+
+def plain_keys(keys: Mapping[str, object]) -> FrozenMap:
+    """The keys, frozen; InvalidInput for what no JSON holds or what is nested too deep."""
+    _plain(keys, "model", 0)
+    return FrozenMap(keys)
+
+
+def _plain(value: object, key: str, depth: int) -> None:
+    if depth > DEEPEST_NESTING:
+        raise InvalidInput(f"is nested deeper than {DEEPEST_NESTING} levels", key=key[:80])
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _plain(item, f"{key}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _plain(item, key, depth + 1)
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise InvalidInput(
+            f"is a {type(value).__name__}",
+            key=key[:80],
+            allowed="a text, a number, true, false, null, a list or a mapping",
+        )
+
+
+def _text(path: Path, place: str) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LONGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        folder = path.name == "config.json" and path.parent.is_dir()
+        what = "the folder holds no config.json" if folder else "there is no such file"
+        raise InvalidInput(what, remedy=_REMEDY, place=place) from None
+    except PermissionError:
+        raise InvalidInput("no permission to read it", remedy="make it readable: chmod +r", place=place) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(f"cannot be read: {reason}", remedy=_REMEDY, place=place[:200]) from None
+    if len(raw) > LONGEST_FILE_BYTES:
+        raise InvalidInput(
+            f"is longer than {format_bytes(LONGEST_FILE_BYTES)}: no config.json", remedy=_REMEDY, place=place
+        )
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"is no text (byte {error.start} is no UTF-8)", remedy=_REMEDY, place=place) from None
+    if "\0" in text:
+        raise InvalidInput("is a binary file", remedy=_REMEDY, place=place)
+    return text
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        written = [name for name, _ in pairs]
+        twice = next(name for name in written if written.count(name) > 1)
+        raise InvalidInput("is written twice", key=twice, remedy="keep one of the two")
+    return keys
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return f"only {str(value)[:40]!r}"

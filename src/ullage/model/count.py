@@ -1,0 +1,59 @@
+"""Parameters and FLOPs of a graph, before any layout divides it."""
+
+from __future__ import annotations
+
+from ullage.model.graph import Graph, Op
+
+# Ops that multiply every token by a matrix. The embedding is a look-up, a norm's weight no matrix, a bias an addition.
+_MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
+
+MATMUL_FLOPS = 6  # per weight and token: forward 2 (multiply and add), backward 4 (gradients of input and weight)
+
+
+def parameter_count(graph: Graph) -> int:
+    """Parameters, tied ones once, buffers left out."""
+    return graph.parameter_count()
+
+
+def active_parameter_count(graph: Graph) -> int:
+    """Parameters that one token meets: of each mixture of experts top_k experts, everything else whole, the embedding too."""
+    idle = sum(run.repeat * (_weights(graph, op) - _active(graph, op)) for run in graph.runs for op in run.block.ops)
+    return graph.parameter_count() - idle
+
+
+def flops_per_token(graph: Graph, seq_len: int) -> int:
+    """FLOPs of one training step, forward and backward, divided by its tokens.
+
+    Counted: 6 for each weight of a matmul that a token meets (active experts only; the head included, the embedding look-up not), and
+    attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case (PaLM,
+    arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
+    Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
+    """
+    return sum(run.repeat * _op_flops(graph, op, seq_len) for run in graph.runs for op in run.block.ops)
+
+
+def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
+    if op.kind == "attention":
+        window = op.attrs["window"]
+        keys = min(seq_len, window) if isinstance(window, int) else seq_len
+        return MATMUL_FLOPS * graph.size("heads") * (graph.size("head_dim") + graph.size("v_head_dim")) * keys
+    if op.kind not in _MATMULS:
+        return 0
+    if "shared" in op.attrs:  # a head that has its weight from the main one
+        return MATMUL_FLOPS * graph.size("vocab") * graph.size("hidden")
+    matrices = [param for param in op.params if param.name.endswith(".weight")]
+    weights = sum(graph.numel(param) for param in matrices)
+    return MATMUL_FLOPS * _share(graph, op, weights)
+
+
+def _weights(graph: Graph, op: Op) -> int:
+    return sum(graph.numel(param) for param in op.params if not param.buffer)
+
+
+def _active(graph: Graph, op: Op) -> int:
+    return _share(graph, op, _weights(graph, op))
+
+
+def _share(graph: Graph, op: Op, weights: int) -> int:
+    """Of an expert matmul top_k of all experts, of everything else all."""
+    return weights * graph.size("top_k") // graph.size("experts") if op.kind == "grouped_linear" else weights

@@ -1,0 +1,20 @@
+"""OLMoE: every MLP a mixture of experts, q and k normed over all heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ullage.model.decoder import DecoderSpec, Experts
+from ullage.model.keys import Keys
+from ullage.model.standard import standard
+
+
+def spec(keys: Keys) -> DecoderSpec:
+    bias = keys.flag("attention_bias", default=False)
+    base = standard(keys)
+    experts = Experts(
+        count=keys.size("num_experts", "num_local_experts", default=64),
+        top_k=keys.size("num_experts_per_tok", default=8),
+        ffn=base.ffn,
+    )
+    return replace(base, qk_norm="all", qkv_bias=bias, out_bias=bias, experts=experts)

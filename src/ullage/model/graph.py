@@ -1,0 +1,137 @@
+"""The waist: what is trained, as blocks of ops with named dimensions. Every model becomes a Graph; every answer starts from one.
+
+A *dimension* is a name ("hidden", "heads", "seq") or, where a traced module has no names, a plain size. A layout binds to
+names: tensor parallelism divides "heads", "kv_heads", "ffn" and "vocab"; context parallelism divides "seq"; sequence
+parallelism divides "seq_sp", the sequence of tensors between the tensor-parallel regions; expert parallelism divides "experts".
+Nothing downstream has a formula per strategy: it multiplies bound dimensions.
+
+A *graph* says nothing about data types, kernels or what is saved for backward: kernels/ does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ullage.frozen import FrozenMap
+
+Dim = str | int
+"""A named dimension, or the bare size of an unnamed one."""
+
+BATCH = "batch"  # sequences of one micro-batch
+SEQ = "seq"  # tokens of one sequence inside a tensor-parallel region
+SEQ_SP = "seq_sp"  # the same between the regions, where sequence parallelism divides it
+STREAM: tuple[Dim, ...] = (BATCH, SEQ_SP, "hidden")  # the tensor that one decoder block hands to the next
+ROUTED = "routed"  # rows that this rank's experts compute: tokens x top-k at balanced routing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """An activation. ``elements`` names its type where it is not the compute type ("int64" ids, "fp32" scores)."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    elements: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """A parameter or, with ``trainable=False`` and ``buffer=True``, a buffer. ``name`` is relative to its block."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    buffer: bool = False
+    elements: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation. ``inputs`` names tensors made before it in the block, or the block's own input.
+
+    kind: embedding | norm | linear | rope | attention | activation | residual | dropout | router | dispatch |
+    grouped_linear | combine | mla_assemble | loss | conv2d | ... : the key of a kernel.
+    attrs: what the kind needs to know (parallel="column", group="qkv", act="silu", ...).
+    module: the name by which recompute and LoRA settings know it ("core_attn", "mlp", "q_proj").
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[Tensor, ...]
+    params: tuple[Param, ...] = ()
+    attrs: FrozenMap = field(default_factory=FrozenMap)
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Ops in execution order, from ``input`` to ``output``. Blocks of one kind differ in nothing but their index.
+
+    role: embedding | layer | head | any. Pipelines cut between blocks of role layer.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    input: Tensor
+    output: Tensor
+    role: str = "layer"
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return tuple(param for op in self.ops for param in op.params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``repeat`` equal blocks in a row."""
+
+    block: Block
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A model: runs of blocks in execution order.
+
+    sizes: every named dimension that the model fixes ("batch" and "seq" belong to the job).
+    tied: pairs of qualified parameter names (block.param) that are one and the same storage; the second is not counted.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    sizes: FrozenMap
+    tied: tuple[tuple[str, str], ...] = ()
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block in execution order, repeats written out."""
+        for run in self.runs:
+            for _ in range(run.repeat):
+                yield run.block
+
+    @property
+    def layers(self) -> int:
+        """Blocks that a pipeline can cut between."""
+        return sum(run.repeat for run in self.runs if run.block.role == "layer")
+
+    def size(self, dim: Dim) -> int:
+        """The size of a dimension that the model fixes."""
+        if isinstance(dim, int):
+            return dim
+        value = self.sizes[dim]
+        assert isinstance(value, int), dim
+        return value
+
+    def numel(self, param: Param) -> int:
+        """Elements of a parameter before any layout divides it."""
+        return math.prod(self.size(dim) for dim in param.dims)
+
+    def parameter_count(self) -> int:
+        """Parameters, tied ones once, buffers left out."""
+        tied = {second for _, second in self.tied}
+        return sum(
+            run.repeat * self.numel(param)
+            for run in self.runs
+            for param in run.block.params
+            if not param.buffer and f"{run.block.name}.{param.name}" not in tied
+        )

@@ -1,0 +1,17 @@
+"""Pipeline schedules: what each rank does, in order. One generator per file; ``catalogue`` names them."""
+
+from ullage.schedule.analysis import bubble_fraction, compact, finish_times, in_flight
+from ullage.schedule.base import Action, Shape
+from ullage.schedule.catalogue import actions
+from ullage.schedule.interleaved import torch_group_size
+
+__all__ = [
+    "Action",
+    "Shape",
+    "actions",
+    "bubble_fraction",
+    "compact",
+    "finish_times",
+    "in_flight",
+    "torch_group_size",
+]

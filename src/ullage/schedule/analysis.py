@@ -1,0 +1,97 @@
+"""What a schedule costs: micro-batches in flight, idle time, and its shortest form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ullage.schedule.base import Action, Kind
+
+
+def in_flight(actions: Sequence[Action]) -> int:
+    """The most forwards at one time whose backward has not run; one is one chunk of one micro-batch."""
+    live = most = 0
+    for action in actions:
+        live += 1 if action.kind == "F" else -1
+        most = max(most, live)
+    return most
+
+
+def finish_times(
+    ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0
+) -> tuple[tuple[float, ...], ...]:
+    """When each rank ends each of its actions, where every stage takes the same time and sending takes none.
+
+    A forward waits for the stage before, a backward for the stage behind, and an action for the rank's previous one.
+    """
+    stages = len(ranks)
+    last_stage = stages * (1 + max(action.chunk for actions in ranks for action in actions)) - 1
+    done: dict[tuple[Kind, int, int], float] = {}  # (kind, stage, micro-batch) -> when
+    ends: list[list[float]] = [[] for _ in ranks]
+    progress = True
+    while progress:
+        progress = False
+        for rank, actions in enumerate(ranks):
+            mine = ends[rank]
+            while len(mine) < len(actions):
+                action = actions[len(mine)]
+                stage, micro_batch = action.chunk * stages + rank, action.micro_batch
+                ready = _ready(action.kind, stage, micro_batch, last_stage, done)
+                if ready is None:
+                    break
+                cost = forward_s if action.kind == "F" else backward_s
+                end = max(ready, mine[-1] if mine else 0.0) + cost
+                mine.append(end)
+                done[action.kind, stage, micro_batch] = end
+                progress = True
+    assert all(len(mine) == len(actions) for mine, actions in zip(ends, ranks, strict=True)), "the schedule deadlocks"
+    return tuple(tuple(mine) for mine in ends)
+
+
+def _ready(
+    kind: Kind, stage: int, micro_batch: int, last_stage: int, done: dict[tuple[Kind, int, int], float]
+) -> float | None:
+    """When the input of an action is there; None: not yet."""
+    if kind == "F":
+        return 0.0 if stage == 0 else done.get(("F", stage - 1, micro_batch))
+    if stage == last_stage:
+        return done.get(("F", stage, micro_batch))
+    return done.get(("B", stage + 1, micro_batch)) if ("F", stage, micro_batch) in done else None
+
+
+def bubble_fraction(ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0) -> float:
+    """The share of all ranks' time in which they wait, where every stage takes the same time and sending takes none."""
+    ends = finish_times(ranks, forward_s=forward_s, backward_s=backward_s)
+    span = max(mine[-1] for mine in ends)
+    busy = sum(forward_s if action.kind == "F" else backward_s for actions in ranks for action in actions)
+    return 1.0 - busy / (span * len(ranks))
+
+
+def compact(actions: Sequence[Action]) -> tuple[tuple[int, tuple[Action, ...]], ...]:
+    """The actions as (repeats, pattern) runs; repeats differ from their pattern in the micro-batch alone.
+
+    Each run is one that saves much from where the last ended, the shortest pattern among equals. 1F1B becomes its warm-up,
+    its steady state and its tail, however many micro-batches it has.
+    """
+    words = [(action.kind, action.chunk) for action in actions]
+    runs: list[tuple[int, tuple[Action, ...]]] = []
+    start = 0
+    while start < len(words):
+        length, repeats = _best_run(words, start)
+        runs.append((repeats, tuple(actions[start : start + length])))
+        start += length * repeats
+    return tuple(runs)
+
+
+def _best_run(words: Sequence[tuple[Kind, int]], start: int) -> tuple[int, int]:
+    best, most_saved = (1, 1), 0
+    length = 1
+    while 2 * length <= len(words) - start:
+        end = start + length
+        while end < len(words) and words[end] == words[end - length]:
+            end += 1
+        repeats = (end - start) // length
+        if (repeats - 1) * length > most_saved:
+            best, most_saved = (length, repeats), (repeats - 1) * length
+        # A longer pattern that fits twice into a run of this one ends where it ends, or this one would have gone on.
+        length = max(length + 1, end - start - length + 1)
+    return best

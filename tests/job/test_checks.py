@@ -1,0 +1,65 @@
+"""checks.py as a search uses it: violations of a job that no reader made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ullage.errors import Infeasible
+from ullage.job.checks import divisors_of, violations
+from ullage.job.job import Job
+from ullage.job.read import read_job
+
+
+@pytest.fixture
+def job(minimal) -> Job:
+    return read_job(minimal(engine={"name": "megatron"}, cluster="16x8xH100-SXM-80GB"))
+
+
+def found(job: Job, **layout: object) -> list[tuple[str, str]]:
+    changed = replace(job.layout, **layout)
+    dp = 128 // (changed.tp * changed.cp * changed.pp)
+    return [(violation.code, violation.key) for violation in violations(replace(job, layout=replace(changed, dp=dp)))]
+
+
+def test_a_possible_layout_has_none(job: Job):
+    assert found(job, tp=4, sp=True, cp=2) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({"tp": 64}, ("infeasible", "layout.tp")),
+        ({"tp": 16}, ("warning", "layout.tp")),
+        ({"ep": 2}, ("infeasible", "layout.ep")),
+        ({"pp": 64}, ("infeasible", "layout.pp")),
+        ({"pp": 4}, ("warning", "data.grad_accum")),
+        ({"vpp": 4}, ("contradiction", "layout.vpp")),
+        ({"pp": 2, "schedule": "zbv"}, ("contradiction", "layout.vpp")),
+        ({"pp": 2, "schedule": "dualpipe"}, ("infeasible", "data.grad_accum")),
+        ({"pp": 2, "vpp": 2, "pp_split": (8, 8, 8)}, ("infeasible", "layout.pp_split")),
+    ],
+)
+def test_what_is_found(job: Job, layout: dict[str, object], expected: tuple[str, str]):
+    assert expected in found(job, **layout)
+
+
+def test_a_split_may_be_per_rank_or_per_virtual_stage(job: Job):
+    interleaved = {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}
+    job = replace(job, data=replace(job.data, grad_accum=4))
+    assert found(job, **interleaved, pp_split=(15, 17)) == []
+    assert found(job, **interleaved, pp_split=(7, 8, 8, 9)) == []
+
+
+def test_a_violation_becomes_the_error_that_a_search_counts(job: Job):
+    violation = next(violations(replace(job, layout=replace(job.layout, tp=3))))
+    error = violation.error()
+    assert isinstance(error, Infeasible)
+    assert str(error) == str(violation)
+
+
+def test_divisors():
+    assert divisors_of(1) == "use 1"
+    assert divisors_of(6) == "use 1, 2, 3 or 6"
+    assert divisors_of(128256).endswith("...")
