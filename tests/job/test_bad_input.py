@@ -142,9 +142,7 @@ def test_missing_keys_say_what_they_hold(tmp_path: Path):
 
 def test_place_of_a_toml_key(tmp_path: Path, minimal):
     path = tmp_path / "job.toml"
-    path.write_text(
-        'cluster = "8xH100-SXM-80GB"\nmodel = {model_type = "gpt", num_attention_heads = 32}\n[layout]\n# three\ntp = 3\n'
-    )
+    path.write_text('cluster = "8xH100-SXM-80GB"\nmodel = "llama-3.1-8b"\n[layout]\n# three\ntp = 3\n')
     assert "job.toml, line 5" in message(path)
 
 

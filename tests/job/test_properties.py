@@ -92,7 +92,7 @@ def test_what_is_written_reads_the_same(written: dict[str, object]):
     if job is not None:
         again = read_job(json.loads(json.dumps(job_to_dict(job))))
         assert replace(again, defaults=()) == replace(job, defaults=())
-        assert again.defaults == ()
+        assert all(line.startswith("model.") for line in again.defaults)
 
 
 @given(jobs(), st.randoms(use_true_random=False))

@@ -40,7 +40,36 @@ def test_a_written_key_is_no_default(minimal):
 
 def test_a_complete_job_takes_no_default(measured_jobs):
     for record in measured_jobs:
-        assert read_job(job_to_dict(read_job(record["job"]))).defaults == ()
+        again = read_job(job_to_dict(read_job(record["job"])))
+        assert [line for line in again.defaults if not line.startswith("model.")] == []
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", {"base": "llama-3.1-8b", "num_hidden_layers": 12}])
+def test_a_model_of_the_catalogue_is_written_by_its_name(model: object):
+    job = read_job({"model": model, "cluster": "8xH100-SXM-80GB"})
+    assert job_to_dict(job)["model"] == model
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        "4x8xH100-SXM-80GB",
+        "RTX-4090-24GB",
+        {"device": "H100-SXM-80GB", "gpus_per_node": 8, "nodes": 4, "inter": "400Gb/s-IB", "host_memory": "2TB"},
+        {"device": {"memory": "80GiB", "bf16_flops_per_s": 989e12, "memory_bytes_per_s": 3.35e12}, "gpus_per_node": 2},
+    ],
+)
+def test_clusters_are_written_as_they_were_read(minimal, cluster: object):
+    job = read_job(minimal(cluster=f"1x{cluster}" if cluster == "RTX-4090-24GB" else cluster))
+    assert read_job(job_to_dict(job)).cluster == job.cluster
+
+
+def test_the_models_own_defaults_are_listed():
+    gpt = {"model_type": "gpt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    job = read_job(
+        {"model": {**gpt, "intermediate_size": 256, "max_position_embeddings": 512}, "cluster": "1xH100-SXM-80GB"}
+    )
+    assert any(line.startswith("model.") for line in job.defaults)
 
 
 def test_jobs_of_published_measurements_are_read_and_written(measured_jobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
 from ullage import dtypes
@@ -19,19 +20,33 @@ class Account:
     """Memory of one pipeline rank.
 
     static: what is allocated from the second step on, before the step begins. step: one whole optimizer step, from the first
-    forward to zero_grad; it leaves nothing behind. groups: sizes of the process groups that communicate on this rank, by name.
-    after_step: what the steady state keeps beyond ``static`` when memory is read after the step (gradients not yet dropped).
+    forward to zero_grad; it leaves nothing behind. groups: process groups that
+    communicate on this rank: name, ranks, nodes crossed.
+    late: what of ``static`` the first optimizer step makes (moments), so that the first forward runs without it.
+    load: how the rest of ``static`` comes about, where loading passes through copies; None: allocated one after another.
+    host_bytes: host memory of this rank's process (offloaded states).
     """
 
     static: tuple[tuple[Item, int], ...]
     step: Node
-    groups: tuple[tuple[str, int], ...] = ()
+    late: tuple[Item, ...] = ()
+    load: Node | None = None
+    host_bytes: int = 0
+    groups: tuple[tuple[str, int, int], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def program(self) -> Node:
         """Static allocations, then the step: its peak is the rank's."""
         return Sequence([Sequence([alloc(item, count) for item, count in self.static], "load"), self.step])
+
+    @property
+    def history(self) -> Node:
+        """A run as the allocator sees it: load, the first step without the late states, then a steady step."""
+        late = set(self.late)
+        early = Sequence([alloc(item, count) for item, count in self.static if item not in late])
+        made = Sequence([alloc(item) for item in self.late if item.bytes])
+        return Sequence([self.load or early, self.step, made, self.step])
 
     @property
     def static_bytes(self) -> int:
@@ -80,14 +95,20 @@ def sized(
     lives: str = "the whole run",
     provenance: str = "exact",
     stream: int = 0,
+    pieces: Sequence_[int] = (),
 ) -> Item:
-    """An Item of ``numel`` elements over ``shards`` ranks, with the formula written out."""
+    """An Item of ``numel`` elements over ``shards`` ranks, with the formula written out.
+
+    pieces: elements of each tensor that the ``numel / shards`` elements are kept in, where that is more than one.
+    """
     share = -(-numel // shards)
     formula = f"{numel} elements{f' / {shards}' if shards > 1 else ''} x {dtypes.bits(dtype) / 8:g} B ({dtype})"
+    tensors = tuple(round_up(dtypes.size_bytes(piece, dtype)) for piece in pieces)
     return Item(
         category=category,
         what=what,
-        bytes=round_up(dtypes.size_bytes(share, dtype)),
+        bytes=sum(tensors) if tensors else round_up(dtypes.size_bytes(share, dtype)),
+        pieces=tensors,
         formula=f"{formula}; {why}" if why else formula,
         lives=lives,
         provenance=provenance,
@@ -98,3 +119,22 @@ def sized(
 def flag(options: Mapping[str, object], name: str, default: bool) -> bool:
     value = options.get(name, default)
     return bool(value)
+
+
+def shard(tensors: Sequence_[int], shards: int) -> tuple[int, ...]:
+    """Elements of each piece that one of ``shards`` ranks holds, when ``tensors`` are laid end to end and cut evenly.
+
+    The rank in the middle stands for all: their totals are equal, the pieces nearly.
+    """
+    if shards == 1:
+        return tuple(tensors)
+    each = -(-sum(tensors) // shards)
+    start = each * (shards // 2)
+    pieces, at = [], 0
+    for numel in tensors:
+        overlap = min(start + each, at + numel) - max(start, at)
+        if overlap > 0:
+            pieces.append(overlap)
+        at += numel
+    rest = each - sum(pieces)
+    return (*pieces, rest) if rest else tuple(pieces)

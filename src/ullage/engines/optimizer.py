@@ -94,18 +94,16 @@ def local_shape(local: LocalParam, run: Run, context: Context) -> tuple[int, ...
 def states(optimizer: Optimizer, groups: tuple[Group, ...], *, momentum: bool = True) -> tuple[tuple[Item, int], ...]:
     """Everything that the optimizer keeps between steps, tensor by tensor. momentum: of SGD, whether there is any."""
     counts: dict[tuple[str, int, str], int] = {}
-    for name, tensor, repeat in _each(groups):
-        for what, numel, dtype in _states_of(optimizer, tensor, momentum):
-            key = (what, numel, dtype)
+    for tensor, repeat in _each(groups):
+        for key in _states_of(optimizer, tensor, momentum):
             counts[key] = counts.get(key, 0) + repeat
-        del name
     return tuple((_state(*key), count) for key, count in counts.items())
 
 
-def _each(groups: tuple[Group, ...]) -> Iterator[tuple[str, Stepped, int]]:
+def _each(groups: tuple[Group, ...]) -> Iterator[tuple[Stepped, int]]:
     for group in groups:
         for tensor in group.tensors:
-            yield tensor.name, tensor, group.repeat
+            yield tensor, group.repeat
 
 
 def _states_of(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> list[tuple[str, int, str]]:
@@ -184,7 +182,7 @@ def scratch(optimizer: Optimizer, tensor: Stepped) -> tuple[Item, ...]:
 
 def _foreach(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:
     counts: dict[int, int] = {}
-    for _, tensor, repeat in _each(groups):
+    for tensor, repeat in _each(groups):
         counts[tensor.numel] = counts.get(tensor.numel, 0) + repeat
     made = [(_root(numel, optimizer.state), count) for numel, count in counts.items()]
     return [*(alloc(item, count) for item, count in made), *(free(item, count) for item, count in made)]

@@ -6,9 +6,10 @@ from functools import lru_cache
 from importlib import import_module
 
 from ullage.engines.base import Account, Accounting
+from ullage.engines.megatron import split as megatron_split
 from ullage.errors import Unsupported
 from ullage.job.job import Job
-from ullage.memory.rank import Rank
+from ullage.memory.rank import Rank, ranks
 from ullage.model.graph import Graph
 
 ENGINES = {
@@ -19,6 +20,12 @@ ENGINES = {
     "deepspeed": "ullage.engines.deepspeed.accounting",
     "megatron": "ullage.engines.megatron.accounting",
 }
+
+
+def ranks_of(job: Job, graph: Graph) -> tuple[Rank, ...]:
+    """The pipeline ranks of a job, cut as its engine cuts them."""
+    layout = megatron_split.layout(job, graph.layers) if job.engine.name == "megatron" else job.layout
+    return ranks(graph, layout)
 
 
 @lru_cache(maxsize=256)

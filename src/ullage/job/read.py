@@ -69,10 +69,13 @@ def _checked(job: Job) -> Job:
 
 
 def _read(document: Document) -> Job:
+    from ullage.model.hf_config import defaults as model_defaults
+
     defaults: list[str] = []
     root = Section(document.values, "", defaults)
     _check_schema(root)
     model = _model(root, document.base_dir)
+    defaults.extend(model_defaults(model))
     cluster = _cluster(root)
     engine_section = root.inner("engine")
     name = engine_section.take("name", fields.choice(*ENGINES), "fsdp2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 from ullage.errors import UllageError
 from ullage.hardware.cluster import Cluster, Device, Link
@@ -14,7 +13,10 @@ from ullage.model.config import ModelConfig
 
 
 def job_to_dict(job: Job) -> dict[str, object]:
-    """Plain JSON values. ``read_job`` of them equals ``job``, apart from ``defaults``: none is left to take."""
+    """Plain JSON values. ``read_job`` of them equals ``job``, apart from ``defaults``: none of the job's is left to take.
+
+    A model that came from a file is written as its keys, and is then called by its type.
+    """
     layout = asdict(job.layout)
     layout["pp_split"] = "even" if job.layout.pp_split is None else list(job.layout.pp_split)
     return {
@@ -45,14 +47,24 @@ def job_to_dict(job: Job) -> dict[str, object]:
 
 
 def _model(model: ModelConfig) -> object:
-    """The catalogue's name where it means this very config, else the config's own keys."""
-    from ullage.model.catalogue import model_config
+    """A name of the catalogue, alone or with what was changed, where that means this very config; else all its keys."""
+    from ullage.model.catalogue import find, model_config
 
-    try:
-        if model_config(model.name, Path()) == model:
-            return model.name
-    except UllageError:
-        pass
+    base = model.name.removesuffix(" changed")
+    if find(base) is not None:
+        usual = model_config(base)
+        if usual == model:
+            return base
+        keys = model.keys.as_dict()
+        changes = {
+            key: value for key, value in keys.items() if key not in usual.keys or usual.keys[key] != model.keys[key]
+        }
+        written = {"base": base, **changes}
+        try:
+            if model_config(written) == model:
+                return written
+        except UllageError:  # not made by changing the base after all
+            pass
     return model.keys.as_dict()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ullage.errors import Unsupported
-from ullage.kernels.step import Context, Step
+from ullage.kernels.step import Context, Segment, Step
 from ullage.model.graph import Block, Op
 
 Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
@@ -38,3 +38,18 @@ def _groups(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:
             yield (op,)
     if waiting:
         yield tuple(waiting)
+
+
+def module_segments(
+    steps: tuple[Step, ...], modules: tuple[str, ...], *, discards_output: frozenset[str] = frozenset()
+) -> tuple[Segment, ...]:
+    """Runs of neighbouring steps that belong to one of the named modules, each run one segment."""
+    found = []
+    start = 0
+    for at in range(1, len(steps) + 1):
+        if at == len(steps) or steps[at].module != steps[start].module:
+            module = steps[start].module
+            if module in modules:
+                found.append(Segment(start=start, stop=at, discards_output=module in discards_output))
+            start = at
+    return tuple(found)

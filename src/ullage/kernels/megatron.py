@@ -9,7 +9,7 @@ With sequence parallelism a column-parallel linear saves its *sharded* input and
 from __future__ import annotations
 
 from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
-from ullage.kernels.lowering import lower_ops
+from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import BATCH, SEQ, Block, Op
 
@@ -27,8 +27,6 @@ def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
 
 def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, ...]:
     """--recompute-modules. layernorm, moe_act and mla_up_proj drop their output too (CheckpointWithoutOutput)."""
-    from ullage.kernels.stacks import module_segments
-
     return module_segments(steps, names, discards_output=frozenset({"layernorm", "moe_act", "mla_up_proj"}))
 
 
@@ -174,7 +172,7 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
     output = context.tensor(op.outputs[0], f"{op.name} output")
     fused = context.option("bias_swiglu_fusion" if op.attrs["glu"] else "bias_gelu_fusion", True)
     if op.attrs.get("experts"):
-        return [megatron_moe.expert_activation(op, context)]
+        return megatron_moe.expert_activation(op, context, fused=bool(fused))
     if fused and op.attrs["glu"]:  # reads the fused projection, and writes one gradient for it
         whole = f"{op.inputs[0]}.fused"
         return [Step(name=op.name, reads=(whole,), writes=(output,), saves=(whole,), module=op.module)]

@@ -80,11 +80,19 @@ def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
 def _unfused(op: Op, context: Context) -> list[Step]:
     """Scores and probabilities as whole s x s matrices (TE UnfusedDotProductAttention, Megatron DotProductAttention)."""
     q, k, v = op.inputs
-    scores = context.buffer("scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
+    scores = context.buffer("attention_scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
     probs = context.buffer("probs", (BATCH, "heads", SEQ, SEQ), what="attention probabilities")
     output = context.tensor(op.outputs[0], "attention output")
     steps = [
-        Step(name="scores", reads=(q, k), writes=(scores,), saves=(q, k), scratch=(scores_input(context),), module="core_attn"),
+        Step(
+            name="attention_scores",
+            reads=(q, k),
+            writes=(scores,),
+            saves=(q, k),
+            # the local layers take it from the global buffer, which the engine counts
+            scratch=() if context.option("transformer_impl") == "local" else (scores_input(context),),
+            module="core_attn",
+        ),
         Step(
             name="softmax",
             reads=(scores.name,),

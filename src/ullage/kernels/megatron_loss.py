@@ -11,17 +11,26 @@ LOGITS = (BATCH, SEQ, "vocab")
 def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """Vocabulary-parallel cross entropy, native or Transformer Engine's (``cross_entropy_fusion_impl: te``).
 
-    Native (fused or not): an fp32 copy of the logits becomes the softmax in place and is saved; the bf16 logits live to the end
-    of the loss. tensor_parallel/cross_entropy.py.
+    Native: an fp32 copy of the logits becomes the softmax in place and is saved; the bf16 logits live to the end of the loss
+    (tensor_parallel/cross_entropy.py). Natively fused, the compiled kernels write the exponentials into a new fp32 tensor.
     """
     (op,) = ops
     (logits,) = op.inputs
     output = context.tensor(op.outputs[0], "loss")
-    if context.option("cross_entropy_fusion_impl") == "te" and context.loss == "vocab-parallel-fused":
+    fused = context.loss == "vocab-parallel-fused"
+    if fused and context.option("cross_entropy_fusion_impl") == "te":
         return _transformer_engine(op, context)
-    softmax = context.buffer("softmax", LOGITS, "fp32", "softmax of the logits")
+    name = f"{output.name}.softmax"
+    softmax = context.buffer(name, LOGITS, "fp32", "softmax of the logits")
+    shifted = context.buffer(f"{name}.shifted", LOGITS, "fp32", "fp32 logits beside their exponentials")
     return [
-        Step(name="loss", reads=(logits,), writes=(softmax, output), saves=(softmax.name,)),
+        Step(
+            name=op.name,
+            reads=(logits,),
+            writes=(softmax, output),
+            saves=(softmax.name,),
+            scratch=(shifted,) if fused else (),
+        ),
     ]
 
 
@@ -29,4 +38,4 @@ def _transformer_engine(op: Op, context: Context) -> list[Step]:
     """TE writes the gradient over the bf16 logits during the forward (pytorch/cross_entropy.py, triton kernel)."""
     (logits,) = op.inputs
     output = context.tensor(op.outputs[0], "loss")
-    return [Step(name="loss", reads=(logits,), writes=(output,), saves=(logits,), reuses=(logits,))]
+    return [Step(name=op.name, reads=(logits,), writes=(output,), saves=(logits,), reuses=(logits,))]

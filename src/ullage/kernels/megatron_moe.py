@@ -76,11 +76,30 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     ]
 
 
-def expert_activation(op: Op, context: Context) -> Step:
-    """Activation weighted by the routing probabilities; saves the projection's output alone."""
+def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:
+    """Activation, weighted by the routing probabilities.
+
+    Fused: saves the projection's output alone. Unfused: the activation's output too, for the probabilities' gradient, and the
+    product is fp32 before it is cast back (moe/experts.py).
+    """
     output = context.tensor(op.outputs[0], "experts' activation output")
     source = f"{op.inputs[0]}.fused" if op.attrs["glu"] else op.inputs[0]
-    return Step(name=op.name, reads=(source,), writes=(output,), saves=(source,), module="moe_act")
+    if fused:
+        return [Step(name=op.name, reads=(source,), writes=(output,), saves=(source,), module="moe_act")]
+    activated = Buffer(f"{output.name}.plain", output.bytes, "experts' activation before its weighting", output.formula)
+    product = context.buffer(f"{output.name}.fp32", op.outputs[0].dims, "fp32", "fp32 product with the probabilities")
+    return [
+        Step(name=f"{op.name}.act", reads=(source,), writes=(activated,), saves=(source,), module="moe_act"),
+        Step(
+            name=op.name,
+            reads=(activated.name,),
+            writes=(output,),
+            saves=(activated.name,),
+            scratch=(product,),
+            backward_scratch=(product,),
+            module="moe_act",
+        ),
+    ]
 
 
 def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:

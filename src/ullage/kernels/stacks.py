@@ -9,6 +9,7 @@ from types import ModuleType
 
 from ullage.errors import Unsupported
 from ullage.job.job import Recompute
+from ullage.kernels.lowering import module_segments
 from ullage.kernels.step import Context, Segment, Step
 from ullage.model.graph import Block, Op
 
@@ -40,25 +41,12 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
 def segments(block: Block, context: Context, recompute: Recompute) -> tuple[Segment, ...]:
     """The parts of a block that selective recomputation runs again: the stack's own policy, or the modules that the job names."""
     steps = lower(block, context)
+    stack = _module(context.stack)
     if recompute.kind == "modules":
-        return module_segments(steps, recompute.modules)
-    policy: Policy = _module(context.stack).selective
+        chosen: Callable[..., tuple[Segment, ...]] = getattr(stack, "modules", module_segments)
+        return chosen(steps, recompute.modules)
+    policy: Policy = stack.selective
     return policy(steps, context)
-
-
-def module_segments(
-    steps: tuple[Step, ...], modules: tuple[str, ...], *, discards_output: frozenset[str] = frozenset()
-) -> tuple[Segment, ...]:
-    """Runs of neighbouring steps that belong to one of the named modules, each run one segment."""
-    found = []
-    start = 0
-    for at in range(1, len(steps) + 1):
-        if at == len(steps) or steps[at].module != steps[start].module:
-            module = steps[start].module
-            if module in modules:
-                found.append(Segment(start=start, stop=at, discards_output=module in discards_output))
-            start = at
-    return tuple(found)
 
 
 def _module(stack: str) -> ModuleType:

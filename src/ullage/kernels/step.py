@@ -111,7 +111,7 @@ class Context:
     etp: int = 1
     attention: str = "flash"
     loss: str = "full"
-    loss_chunks: int = 8
+    loss_chunks: int | None = None
     compile: bool = False
     padding_mask: bool = False
     options: FrozenMap = FrozenMap()

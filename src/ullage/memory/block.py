@@ -113,6 +113,8 @@ class BlockReplay:
             for name in step.made
         }
         self.made_at = {name: index for index, step in enumerate(self.steps) for name in step.made}
+        made = [name for step in self.steps for name in step.made]
+        assert len(made) == len(set(made)), sorted(name for name in set(made) if made.count(name) > 1)
         self.recomputed: set[int] = set()
         self.backward_at = len(self.steps)
 

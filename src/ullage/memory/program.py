@@ -27,6 +27,7 @@ class Item:
 
     bytes: of one allocation, rounded as the allocator rounds. formula: how they come about, in words and numbers.
     provenance: exact | measured | default. lives: from when to when. stream: the CUDA stream whose pool it comes from.
+    pieces: sizes of the tensors that it is made of, where it is more than one (their sum is ``bytes``).
     """
 
     category: str
@@ -36,16 +37,18 @@ class Item:
     provenance: str = "exact"
     lives: str = ""
     stream: int = 0
+    pieces: tuple[int, ...] = ()
 
 
 class Node:
     """A part of a program. delta_bytes: live bytes at its end minus at its start; peak_bytes: highest rise, at least 0."""
 
-    __slots__ = ("_net", "backwards", "delta_bytes", "forwards", "peak_bytes")
+    __slots__ = ("_net", "backwards", "changes", "delta_bytes", "forwards", "peak_bytes")
     delta_bytes: int
     peak_bytes: int
     forwards: int  # micro-batch forwards and backwards (scopes) inside
     backwards: int
+    changes: int  # events when written out
     _net: dict[Item, int] | None
 
 
@@ -57,6 +60,7 @@ class Change(Node):
     def __init__(self, item: Item, count: int = 1) -> None:
         self._net = None
         self.forwards = self.backwards = 0
+        self.changes = abs(count)
         self.item = item
         self.count = count
         self.delta_bytes = count * item.bytes
@@ -75,10 +79,11 @@ class Sequence(Node):
         self.children = tuple(children)
         self.moment = moment
         self.scope = scope  # ("F", chunk) opens a micro-batch of a model chunk, ("B", chunk) ends the oldest one
-        delta = peak = 0
+        delta = peak = self.changes = 0
         self.forwards = int(scope is not None and scope[0] == "F")
         self.backwards = int(scope is not None and scope[0] == "B")
         for child in self.children:
+            self.changes += child.changes
             self.forwards += child.forwards
             self.backwards += child.backwards
             if delta + child.peak_bytes > peak:
@@ -97,6 +102,7 @@ class Repeat(Node):
         assert times >= 0, times
         self._net = None
         self.forwards, self.backwards = times * child.forwards, times * child.backwards
+        self.changes = times * child.changes
         self.times = times
         self.child = child
         self.delta_bytes = times * child.delta_bytes

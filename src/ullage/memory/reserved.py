@@ -25,5 +25,14 @@ def simulate(program: Node, *, expandable_segments: bool = False) -> Reserved:
 
 
 def _triples(program: Node) -> Iterator[tuple[int, int, int]]:
+    """Events as the allocator takes them; the tensors of an item that has pieces get handles of their own."""
     for handle, item, alive in events(program):
-        yield handle, (item.bytes if alive else FREE_EVENT), item.stream
+        if item.pieces:
+            first = -1 - handle * _MOST_PIECES
+            for offset, size in enumerate(item.pieces):
+                yield first - offset, (size if alive else FREE_EVENT), item.stream
+        else:
+            yield handle, (item.bytes if alive else FREE_EVENT), item.stream
+
+
+_MOST_PIECES = 1 << 20

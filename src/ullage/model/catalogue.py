@@ -23,14 +23,18 @@ _CLOSE = 0.9  # a misspelt key, not another one: num_key_value_head
 
 
 class Entry(NamedTuple):
-    """published_parameters: as the maker or the released weights state it, None where only a rounded number is known."""
+    """published_parameters: as the maker or the released weights state it. published: how it compares to ``parameters``,
+    which are counted: exact | explained | rounded (only a rounded number is known) | whole-model (it includes a vision tower).
+    also: ids of releases with the same architecture.
+    """
 
     name: str
     file: str
     hugging_face_id: str
     model_type: str
     parameters: int
-    published_parameters: int | None
+    published_parameters: int
+    published: str
     source: str
     also: tuple[str, ...]
 
@@ -44,6 +48,10 @@ def model_config(spec: str | Mapping[str, object], base_dir: Path | None = None)
     if isinstance(spec, Mapping):
         keys = plain_keys(spec)
         return _overridden(keys, base_dir) if "base" in keys else _from_mapping(keys)
+    return _named(spec, base_dir)
+
+
+def _named(spec: object, base_dir: Path | None) -> ModelConfig:
     if not isinstance(spec, str) or not spec.strip():
         raise InvalidInput("is no model", key="model", value=repr(spec)[:60], allowed=_ALLOWED)
     entry = find(spec)
@@ -85,6 +93,7 @@ def _index() -> dict[str, Entry]:
             model_type=facts["model_type"],
             parameters=facts["parameters"],
             published_parameters=facts["published_parameters"],
+            published=facts["published"],
             source=facts["source"],
             also=tuple(facts.get("also", ())),
         )
@@ -124,7 +133,7 @@ def _unknown(name: str) -> UnknownName:
     return UnknownName(
         "is not in the catalogue, and there is no such path",
         key="model",
-        value=name[:80],
+        value=name[:80] if name.isprintable() else repr(name[:80]),
         allowed=_ALLOWED,
         remedy=f"{guess}download the model's config.json and give its path (ullage models lists the catalogue)",
     )

@@ -84,7 +84,7 @@ def _unsupported(model_type: str) -> Unsupported:
         key="model.model_type",
         value=model_type,
         allowed=", ".join(supported()),
-        remedy=f"{guess}A decoder of attention and MLP can be written as model_type: gpt with the keys {', '.join(gpt.KEYS[1:])}",
+        remedy=f"{guess}any decoder of attention and MLPs can be written as model_type: gpt with {', '.join(gpt.MAIN_KEYS)}",
     )
 
 
@@ -97,7 +97,7 @@ def _known_keys_only(config: ModelConfig) -> None:
             raise UnknownKey(
                 "is no key of a model of type gpt",
                 key=f"model.{key}",
-                allowed=", ".join(gpt.KEYS),
+                allowed=None if near else ", ".join(gpt.KEYS),
                 remedy=f"did you mean {near}?" if near else None,
             )
 

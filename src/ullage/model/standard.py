@@ -58,8 +58,8 @@ def rope_share(keys: Keys, default: float) -> float:
 
 
 def sliding_window(keys: Keys, default: int | None = None) -> int | None:
-    """sliding_window: null switches it off, absent takes the family's default."""
-    return keys.optional("sliding_window") if keys.has("sliding_window") else default
+    """sliding_window: null or 0 switches it off, absent takes the family's default."""
+    return keys.count("sliding_window", default=0) or None if keys.has("sliding_window") else default
 
 
 def windows(

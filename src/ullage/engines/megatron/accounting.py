@@ -6,7 +6,10 @@ megatron/core/pipeline_parallel/schedules.py (what is freed after a send), Trans
 
 from __future__ import annotations
 
-from ullage.engines.base import Account, context_of, flag, sized
+import re
+from dataclasses import dataclass
+
+from ullage.engines.base import Account, context_of, flag, shard, sized
 from ullage.engines.pipeline import scheduled
 from ullage.hardware import overheads
 from ullage.job.job import Job
@@ -17,6 +20,7 @@ from ullage.memory.chunk import Replayer, Wrap
 from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
 from ullage.memory.rank import Rank
 from ullage.model.graph import BATCH, SEQ, STREAM, Graph
+from ullage.units import KIB
 
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
@@ -29,13 +33,14 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         group=_recompute_group(job),
     )
     rule = GradRule(mode="fused" if fused else "add")
-    static = [
-        *_states(job, rank),
-        *_buffers(job, graph, rank, context, fused),
-        *_workspaces(job, rank),
-    ]
+    states = _states(job, rank)
+    dummies = _dummy_gradients(rank, context) if fused else []
+    others = [*_buffers(job, context), *_workspaces(job, rank)]
+    static = [*(item for one in states for item in one.all), *dummies, *others]
     return Account(
         static=tuple((item, 1) for item in static if item.bytes),
+        late=(*dummies, *(item for one in states for item in one.moments)),
+        load=_load(states, others),
         step=_step(job, graph, rank, replayer, rule),
         groups=_groups(job),
     )
@@ -51,27 +56,67 @@ def _recompute_group(job: Job) -> int:
 # -- states
 
 
-def _states(job: Job, rank: Rank) -> list[Item]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Model states of one kind of parameter (dense or experts), in the order in which they are made."""
+
+    loose: Item  # parameters as the modules first hold them, before the buffers replace them
+    parameters: Item
+    gradients: Item
+    main: Item | None
+    moments: tuple[Item, ...]
+
+    @property
+    def all(self) -> list[Item]:
+        return [self.parameters, self.gradients, *([self.main] if self.main else []), *self.moments]
+
+
+def _states(job: Job, rank: Rank) -> list[_States]:
     """Parameters and main gradients whole; main parameters and moments over the data-parallel group with the distributed optimizer.
 
     Expert parameters have buffers and a data-parallel group of their own.
     """
-    items: list[Item] = []
+    found = []
     for expert in (False, True):
-        numel = rank.numel(expert=expert)
-        if not numel:
+        tensors = [local.numel for local in rank.params if local.expert == expert for _ in range(local.copies)]
+        if not tensors:
             continue
+        numel = sum(tensors)
         which = "experts" if expert else "dense"
         shards = _shards(job, expert)
-        items.append(sized("parameters", f"parameters ({which})", numel, job.precision.params))
-        items.append(sized("gradients", f"main gradients ({which})", numel, job.precision.grads, why="never sharded"))
-        if job.precision.master is not None and job.precision.master != job.precision.params:
-            items.append(
-                sized("optimizer", f"main parameters ({which})", numel, job.precision.master, shards=shards)
+        pieces = shard(tensors, shards)
+        precision = job.precision
+        two_copies = precision.master is not None and precision.master != precision.params
+        adam = job.optimizer.name.startswith("adam")
+        found.append(
+            _States(
+                loose=sized("parameters", f"parameters of the modules ({which})", numel, precision.params, pieces=tensors),
+                parameters=sized("parameters", f"parameters ({which})", numel, precision.params),
+                gradients=sized("gradients", f"main gradients ({which})", numel, precision.grads, why="never sharded"),
+                main=sized("optimizer", f"main parameters ({which})", numel, precision.master or "", shards=shards, pieces=pieces)
+                if two_copies
+                else None,
+                moments=tuple(
+                    sized("optimizer", f"{moment} ({which})", numel, job.optimizer.state, shards=shards, pieces=pieces)
+                    for moment in (("exp_avg", "exp_avg_sq") if adam else ())
+                ),
             )
-        for moment in ("exp_avg", "exp_avg_sq") if job.optimizer.name.startswith("adam") else ():
-            items.append(sized("optimizer", f"{moment} ({which})", numel, job.optimizer.state, shards=shards))
-    return items
+        )
+    return found
+
+
+def _load(states: list[_States], others: list[Item]) -> Node:
+    """Modules make their parameters; DDP's buffers replace them; the optimizer copies its shard."""
+    buffers = [node for one in states for node in (alloc(one.parameters), alloc(one.gradients))]
+    return Sequence(
+        [
+            *(alloc(one.loose) for one in states),
+            *buffers,
+            *(free(one.loose) for one in states),
+            *(alloc(one.main) for one in states if one.main),
+            *(alloc(item) for item in others if item.bytes),
+        ]
+    )
 
 
 def _shards(job: Job, expert: bool) -> int:
@@ -81,8 +126,8 @@ def _shards(job: Job, expert: bool) -> int:
     return layout.expert_dp if expert else layout.dp * layout.cp
 
 
-def _buffers(job: Job, graph: Graph, rank: Rank, context: Context, fused: bool) -> list[Item]:
-    """Batch, masks, the gather buffer and TE's dummy gradients: small, but they show on small models."""
+def _buffers(job: Job, context: Context) -> list[Item]:
+    """Batch, masks and the global gather buffer: small, but they show on small models."""
     data = job.data
     tokens = data.seq_len * data.micro_batch
     items = [
@@ -104,6 +149,17 @@ def _buffers(job: Job, graph: Graph, rank: Rank, context: Context, fused: bool) 
                 lives="one micro-batch",
             )
         )
+    if job.engine.options.get("transformer_impl") == "local" and job.attention in ("eager", "math"):
+        scores = context.buffer("scores", (BATCH, "heads", SEQ, SEQ))
+        items.append(
+            Item(
+                category="communication",
+                what="global buffer (mpu) for the empty input of the score matmul",
+                bytes=round_up(scores.bytes),
+                formula=f"{scores.formula}; core/transformer/dot_product_attention.py takes it from the global buffer",
+                lives="from the first attention on",
+            )
+        )
     if context.sp and context.tp > 1:
         whole = context.buffer("mpu", (BATCH, SEQ, "hidden"))
         items.append(
@@ -115,8 +171,6 @@ def _buffers(job: Job, graph: Graph, rank: Rank, context: Context, fused: bool) 
                 lives="from the first gather on",
             )
         )
-    if fused:
-        items += _dummy_gradients(rank, context)
     return items
 
 
@@ -148,27 +202,54 @@ def _dummy_gradients(rank: Rank, context: Context) -> list[Item]:
 
 
 def _workspaces(job: Job, rank: Rank) -> list[Item]:
-    """cuBLAS' workspace where torch itself multiplies (head, router, unfused attention), and Transformer Engine's own."""
+    """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own.
+
+    torch keeps one cuBLAS workspace for each thread's handle: the main thread's forward and autograd's backward have one each.
+    """
     device = job.cluster.device
-    found = []
+    items = []
     if _multiplies_in_torch(job, rank):
-        found.append(overheads.cublas_workspace_bytes(device))
+        deterministic = flag(job.engine.options, "deterministic_mode", False)
+        found = overheads.cublas_workspace_bytes(device, hopper_only=_before(job, BLACKWELL_WORKSPACE_SINCE))
+        size = DETERMINISTIC_WORKSPACE_BYTES if deterministic else found.bytes
+        why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for" if deterministic else found.source
+        items += [_workspace(f"cuBLAS workspace of the {thread}", size, why, found.provenance) for thread in THREADS]
     if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
-        found.append(overheads.te_workspace_bytes(device))
-    return [
-        Item(
-            category="workspace",
-            what=one.what,
-            bytes=round_up(one.bytes),
-            formula=one.source,
-            provenance=one.provenance,
-            lives="from the first matmul on",
-        )
-        for one in found
-    ]
+        found = overheads.te_workspace_bytes(device)
+        items.append(_workspace(found.what, found.bytes, found.source, found.provenance))
+        if job.engine.options.get("moe_grouped_gemm") and any(param.expert for param in rank.params):
+            many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
+            items.append(_workspace("Transformer Engine grouped GEMM workspaces", many.bytes, many.source, many.provenance))
+    return items
+
+
+def _workspace(what: str, size: int, formula: str, provenance: str) -> Item:
+    return Item(
+        category="workspace",
+        what=what,
+        bytes=round_up(size),
+        formula=formula,
+        provenance=provenance,
+        lives="from the first matmul on",
+    )
+
+
+GROUPED_GEMM_STREAMS = 4  # TransformerEngine pytorch/cpp_extensions/gemm.py: one workspace for each compute stream
+THREADS = ("main thread", "autograd thread")
+DETERMINISTIC_WORKSPACE_BYTES = 8 * 4096 * KIB  # :4096:8 is eight buffers of 4096 KiB
+BLACKWELL_WORKSPACE_SINCE = (0, 16)  # Megatron-Core releases that ship with a torch that knows Blackwell's larger workspace
+
+
+def _before(job: Job, release: tuple[int, int]) -> bool:
+    """Whether the job runs an older Megatron-Core than ``release``; the newest where it names none."""
+    if job.stack_version is None:
+        return False
+    parts = re.findall(r"\d+", job.stack_version)[:2]
+    return tuple(int(part) for part in parts) < release
 
 
 def _multiplies_in_torch(job: Job, rank: Rank) -> bool:
+    """Head, router and unfused attention call torch's matmuls; under Transformer Engine nothing else does."""
     local = job.engine.options.get("transformer_impl") == "local"
     unfused = job.attention in ("eager", "math")
     return rank.last or local or unfused or any(param.expert for param in rank.params)
@@ -238,16 +319,16 @@ def _optimizer(job: Job, rank: Rank) -> Node:
     return Sequence([*(alloc(item) for item in copies), *(free(item) for item in copies)], "optimizer step")
 
 
-def _groups(job: Job) -> tuple[tuple[str, int], ...]:
+def _groups(job: Job) -> tuple[tuple[str, int, int], ...]:
+    """Process groups by name, size and nodes crossed. Megatron lays out tp fastest, then cp, dp, pp."""
     layout = job.layout
-    sizes = {
-        "world": layout.world,
-        "dp": layout.dp * layout.cp,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
-        "ep": layout.ep,
+    node = job.cluster.scale_up_gpus
+    inner = layout.tp * layout.cp
+    groups = {
+        "tp": (layout.tp, layout.tp),
+        "cp": (layout.cp, inner),
+        "dp": (layout.dp * layout.cp, inner * layout.dp),
+        "ep": (layout.ep, inner * layout.dp),
+        "pp": (layout.pp, layout.world),
     }
-    return tuple((name, size) for name, size in sizes.items() if size > 1)
-
-
+    return tuple((name, size, -(-reach // node)) for name, (size, reach) in groups.items() if size > 1)

@@ -23,7 +23,7 @@ def spec(keys: Keys) -> DecoderSpec:
         layers=keys.layers("num_hidden_layers", "n_layer"),
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if multi_query and not new else kv_heads,
+        kv_heads=kv_heads if new else 1 if multi_query else heads,
         head_dim=head_size(keys, hidden, heads),
         ffn=keys.size("ffn_hidden_size", default=4 * hidden),
         vocab=keys.size("vocab_size"),

@@ -13,8 +13,7 @@ from ullage.model.decoder import DecoderSpec, Experts, Latent
 from ullage.model.keys import Keys
 from ullage.model.standard import dense_layers, head_size
 
-KEYS: Final = (
-    "model_type",
+MAIN_KEYS: Final = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -27,8 +26,13 @@ KEYS: Final = (
     "norm",
     "mlp",
     "bias",
-    "qkv_bias",
     "tie_word_embeddings",
+)
+
+KEYS: Final = (
+    "model_type",
+    *MAIN_KEYS,
+    "qkv_bias",
     "hidden_dropout",
     "attention_dropout",
     "num_experts",

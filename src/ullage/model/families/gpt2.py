@@ -29,7 +29,7 @@ def spec(keys: Keys) -> DecoderSpec:
         mlp_bias=True,
         fused_qkv=True,
         positions="learned",
-        max_positions=keys.size("n_positions", "max_position_embeddings", default=1024),
+        max_positions=keys.size("n_positions", "max_position_embeddings", "n_ctx"),
         tied=keys.flag("tie_word_embeddings", default=True),
         hidden_dropout=keys.rate("resid_pdrop", default=0.1),
         embedding_dropout=keys.rate("embd_pdrop", default=0.1),

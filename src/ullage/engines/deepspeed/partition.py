@@ -1,0 +1,139 @@
+"""Which parameters one rank holds, in the order in which DeepSpeed flattens them, and whose each slice is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from ullage.job.job import Job
+from ullage.memory.chunk import Element
+from ullage.memory.program import round_up
+from ullage.memory.rank import LocalParam, Rank
+
+ALIGNMENT = 2
+"""Elements to which a flat group's partitions are aligned (nccl_start_alignment_factor, zero/stage_1_and_2.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What one data-parallel rank owns of a flat group. whole: elements of every parameter that its partition touches;
+    largest_slice: of one parameter; first, last: places of these parameters in the group."""
+
+    whole: int
+    largest_slice: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """A flat group: its parameters' elements in model order, over ``shards`` ranks."""
+
+    numels: tuple[int, ...]
+    shards: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.numels)
+
+    @property
+    def padded(self) -> int:
+        return round_up(self.total, ALIGNMENT * self.shards) if self.total else 0
+
+    @property
+    def partition(self) -> int:
+        return self.padded // self.shards
+
+    @property
+    def largest(self) -> int:
+        return max(self.numels, default=0)
+
+    def own(self, index: int) -> Own:
+        return _own(self, index)
+
+    def spans_owners(self, elements: int) -> bool:
+        """Whether a bucket of this many elements holds slices of more than one rank."""
+        return self.shards > 1 and elements > self.partition
+
+
+@lru_cache(maxsize=4096)
+def _own(flat: Flat, index: int) -> Own:
+    start, stop = index * flat.partition, (index + 1) * flat.partition
+    at = whole = largest = 0
+    first, last = len(flat.numels), -1
+    for place, numel in enumerate(flat.numels):
+        mine = min(stop, at + numel) - max(start, at)
+        if mine > 0:
+            whole += numel
+            largest = max(largest, mine)
+            first, last = min(first, place), place
+        at += numel
+    return Own(whole=whole, largest_slice=largest, first=first, last=last)
+
+
+def is_trainable(job: Job, param: LocalParam) -> bool:
+    return not any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in job.freeze)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), frozen elements in all."""
+
+    dense: Flat
+    expert: Flat
+    frozen: int
+
+    @property
+    def flats(self) -> tuple[tuple[str, Flat], ...]:
+        both = (("dense", self.dense), ("experts", self.expert))
+        return tuple((name, flat) for name, flat in both if flat.numels)
+
+    @property
+    def trainable(self) -> int:
+        return self.dense.total + self.expert.total
+
+    @property
+    def partition(self) -> int:
+        return self.dense.partition + self.expert.partition
+
+    @property
+    def numels(self) -> tuple[int, ...]:
+        return self.dense.numels + self.expert.numels
+
+
+@lru_cache(maxsize=512)
+def held(job: Job, rank: Rank) -> Held:
+    by_name = {param.name: param for param in rank.params}
+    dense: list[int] = []
+    expert: list[int] = []
+    frozen = 0
+    for chunk in rank.chunks:
+        for run in chunk.runs:
+            mine = [by_name.get(f"{run.block.name}.{param.name}") for param in run.block.params]
+            here = [param for param in mine if param is not None]
+            dense += [one.numel for one in here if not one.expert and is_trainable(job, one)] * run.repeat
+            expert += [one.numel for one in here if one.expert and is_trainable(job, one)] * run.repeat
+            frozen += sum(one.numel for one in here if not is_trainable(job, one)) * run.repeat
+    return Held(
+        dense=Flat(numels=tuple(dense), shards=data_parallel(job)),
+        expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp),
+        frozen=frozen,
+    )
+
+
+def data_parallel(job: Job) -> int:
+    """Ranks over which states are divided: data parallel and sequence (context) parallel together."""
+    return job.layout.dp * job.layout.cp
+
+
+def element_numels(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tuple[int, ...]]:
+    """Trainable elements of each parameter of each element (a few blocks checkpointed as one), in model order."""
+    by_name = {param.name: param for param in rank.params}
+    found = []
+    for element in elements:
+        here = [by_name.get(f"{element.block.name}.{param.name}") for param in element.block.params]
+        mine = tuple(one.numel for one in here if one is not None and is_trainable(job, one))
+        found.append(mine * element.size)
+    return found

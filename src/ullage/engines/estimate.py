@@ -1,0 +1,182 @@
+"""The estimate: every rank's account, its worst moment, and the verdict against the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from ullage.engines.base import Account
+from ullage.engines.interval import Interval, interval
+from ullage.engines.registry import account, ranks_of
+from ullage.engines.reserved import reserved_bytes
+from ullage.hardware.overheads import Overhead
+from ullage.job.job import Job
+from ullage.memory.ledger import Line, ledger
+from ullage.memory.overhead import outside_allocator
+from ullage.memory.program import Peak, locate_peak
+from ullage.memory.rank import Rank
+from ullage.model.build import graph as build
+from ullage.model.count import flops_per_token
+from ullage.model.graph import Graph
+
+Verdict = Literal["fits", "tight", "oom"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakEstimate:
+    """The worst moment of the worst rank. low_bytes..high_bytes bracket device_bytes."""
+
+    rank: int
+    moment: str
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """One pipeline stage: its global ranks hold the same. static_bytes: allocated between two steps."""
+
+    ranks: range
+    stage: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    static_bytes: int
+    moment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What ``ullage estimate`` answers; docs/job.md names its JSON form. All sizes are bytes.
+
+    ledger: the account at the peak of the worst rank; its bytes add up to peak.allocated_bytes exactly.
+    """
+
+    job: Job
+    verdict: Verdict
+    capacity_bytes: int
+    peak: PeakEstimate
+    ranks: tuple[RankEstimate, ...]
+    ledger: tuple[Line, ...]
+    host_bytes: int
+    parameters: int
+    trainable_parameters: int
+    flops_per_step: int
+    outside: tuple[tuple[str, int, str], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        return self.job.defaults
+
+
+def estimate(job: Job) -> Estimate:
+    """Every rank's memory, the worst one's ledger, and the verdict.
+
+    Raises Unsupported where the job needs something that is not modelled, Infeasible where its layout cannot exist.
+    """
+    graph = build(job.model)
+    peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
+    worst_peak = max(peaks, key=lambda one: one.peak.bytes)
+    waste = _waste(job, graph, worst_peak)
+    found = [one.with_reserved(one.peak.bytes + waste * one.peak.bytes // worst_peak.peak.bytes) for one in peaks]
+    worst = max(found, key=lambda one: one.device_bytes)
+    device = job.cluster.device
+    bracket = interval(job, worst.account, worst.reserved_bytes, worst.overheads)
+    trainable = graph.parameter_count()
+    return Estimate(
+        job=job,
+        verdict=_verdict(bracket, device.capacity_bytes),
+        capacity_bytes=device.capacity_bytes,
+        peak=PeakEstimate(
+            rank=worst.ranks.start,
+            moment=worst.moment,
+            allocated_bytes=worst.peak.bytes,
+            reserved_bytes=worst.reserved_bytes,
+            device_bytes=worst.device_bytes,
+            low_bytes=bracket.low_bytes,
+            high_bytes=bracket.high_bytes,
+        ),
+        ranks=tuple(one.summary() for one in found),
+        ledger=ledger(worst.peak),
+        host_bytes=worst.account.host_bytes * job.cluster.gpus_per_node,
+        parameters=graph.parameter_count(),
+        trainable_parameters=trainable,
+        flops_per_step=_flops_per_step(job, graph),
+        outside=tuple((one.what, one.bytes, one.provenance) for one in worst.overheads),
+        warnings=(*job.warnings, *worst.account.warnings),
+    )
+
+
+def _verdict(bracket: Interval, capacity_bytes: int) -> Verdict:
+    if bracket.high_bytes < capacity_bytes:
+        return "fits"
+    return "oom" if bracket.low_bytes > capacity_bytes else "tight"
+
+
+def _flops_per_step(job: Job, graph: Graph) -> int:
+    sequences = job.data.micro_batch * job.data.grad_accum * job.layout.dp
+    return int(flops_per_token(graph, job.data.seq_len) * job.data.seq_len * sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    rank: Rank
+    ranks: range
+    account: Account
+    peak: Peak
+    overheads: tuple[Overhead, ...]
+    reserved_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        return self.reserved_bytes + sum(one.bytes for one in self.overheads)
+
+    @property
+    def moment(self) -> str:
+        return moment(self.peak)
+
+    def with_reserved(self, reserved_bytes: int) -> _Found:
+        return replace(self, reserved_bytes=reserved_bytes)
+
+    def summary(self) -> RankEstimate:
+        return RankEstimate(
+            ranks=self.ranks,
+            stage=self.rank.index,
+            allocated_bytes=self.peak.bytes,
+            reserved_bytes=self.reserved_bytes,
+            device_bytes=self.device_bytes,
+            static_bytes=self.account.static_bytes,
+            moment=self.moment,
+        )
+
+
+@lru_cache(maxsize=512)
+def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
+    found = account(job, graph, rank)
+    each = job.layout.world // job.layout.pp
+    return _Found(
+        rank=rank,
+        ranks=range(rank.index * each, (rank.index + 1) * each),
+        account=found,
+        peak=locate_peak(found.program),
+        overheads=outside_allocator(job.cluster, found.groups),
+    )
+
+
+def _waste(job: Job, graph: Graph, worst: _Found) -> int:
+    """Reserved minus allocated on the worst rank, simulated; the other ranks waste the same share."""
+    return reserved_bytes(job, graph, worst.rank, worst.account, worst.peak.bytes) - worst.peak.bytes
+
+
+def moment(peak: Peak) -> str:
+    """The peak's moment in words: "backward of head, micro-batch 1"."""
+    named = [name for name in peak.moments if name not in ("forward", "backward")] or list(peak.moments)
+    words = named[0] if named else "load"
+    if len(named) > 1 and named[-1] != named[0]:
+        words = f"{words}: {named[-1]}"
+    return f"{words}, micro-batch {peak.micro_batch}" if peak.micro_batch else words

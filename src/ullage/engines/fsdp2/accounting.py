@@ -1,0 +1,249 @@
+"""What FSDP2 keeps on one rank, and when. Closed forms and traces behind it: docs/architecture.md.
+
+Under torch's pipeline schedules a stage neither reshards nor reduces until its last micro-batch is done: whole parameters and unsharded
+gradients stay (torch distributed/pipelining/stage.py ``backward_maybe_with_nosync``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.engines.base import Account, context_of
+from ullage.engines.fsdp2.policy import Units, units_of
+from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
+from ullage.engines.fsdp2.units import Unit
+from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
+from ullage.job.job import Job
+from ullage.memory import chunk as chunks
+from ullage.memory.block import GradRule, boundary, boundary_grad
+from ullage.memory.chunk import Replayer
+from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
+from ullage.memory.rank import Chunk, Rank
+from ullage.model.graph import STREAM, Graph
+from ullage.schedule import actions, compact
+from ullage.schedule.base import Action, Kind
+
+
+def account(job: Job, graph: Graph, rank: Rank) -> Account:
+    replayer = Replayer(context=context_of(job, graph), recompute=job.recompute, early_stop=_early_stop(job))
+    units = [units_of(job, graph, rank, part) for part in rank.chunks]
+    static = [*states(job, rank, units), *beside(job, _rotary_dim(graph)), *_receive_buffers(job, rank, replayer)]
+    step = _Step(job=job, graph=graph, rank=rank, replayer=replayer, units=units)
+    return Account(
+        static=tuple((item, count) for item, count in static if item.bytes and count),
+        step=step.program(),
+        groups=_groups(job),
+    )
+
+
+def _early_stop(job: Job) -> bool:
+    """torchtitan recomputes to the end (early_stop=False, since its activation checkpoint wrapper says so: 2025-08-29)."""
+    return not (job.stack == "torchtitan" and (job.stack_version is None or job.stack_version >= "2025-08-29"))
+
+
+def _rotary_dim(graph: Graph) -> int:
+    for name in ("rope_dim", "head_dim"):
+        if name in graph.sizes:
+            return graph.size(name)
+    return 0
+
+
+def _receive_buffers(job: Job, rank: Rank, replayer: Replayer) -> list[tuple[Item, int]]:
+    """torch.distributed.pipelining: one receive buffer for each micro-batch, made once, kept (stage.py ``_setup_forward_recv_info``)."""
+    if job.layout.pp == 1:
+        return []
+    size = boundary(replayer.context.buffer("stream", STREAM).bytes).bytes
+    found = []
+    for part in rank.chunks:
+        for what, wanted in (("input", not part.first), ("output gradient", not part.last)):
+            if wanted:
+                item = Item(
+                    category="communication",
+                    what=f"receive buffer of the stage's {what}",
+                    bytes=size,
+                    formula="one boundary activation for each micro-batch",
+                    lives="the whole run",
+                )
+                found.append((item, job.data.grad_accum))
+    return found
+
+
+@dataclass(kw_only=True)
+class _Step:
+    job: Job
+    graph: Graph
+    rank: Rank
+    replayer: Replayer
+    units: list[Units]
+
+    @property
+    def pipelined(self) -> bool:
+        return self.job.layout.pp > 1
+
+    @property
+    def reduces_each(self) -> bool:
+        """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch."""
+        if self.pipelined:
+            return False
+        return self.job.stack not in ("transformers", "liger") or bool(self.job.engine.options.get("sync_each_batch"))
+
+    def program(self) -> Node:
+        passes = self._pipeline() if self.pipelined else self._micro_batches()
+        return Sequence([passes, optimizer_step(self.job, self.rank, self.units), self._zero_grad()])
+
+    # -- without a pipeline
+
+    def _micro_batches(self) -> Node:
+        count = self.job.data.grad_accum
+        forward = self._forward(0, ShardedWrap(self.units[0]))
+        nodes: list[Node] = []
+        for number, times in _spans(count):
+            last = number + times == count
+            sync = Sync(
+                reduces=self.reduces_each or last,
+                first=number == 0 or not self.reduces_each,
+                unsynced_before=number > 0 and not self.reduces_each,
+            )
+            backward = self._backward(0, ShardedWrap(self.units[0], sync))
+            one = Sequence(
+                [Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))]
+            )
+            nodes += [one] * times if times == 1 else [_repeat(times, one)]
+        return Sequence(nodes)
+
+    def _forward(self, index: int, wrap: ShardedWrap) -> Node:
+        part = self.rank.chunks[index]
+        elements = self.replayer.elements(part)
+        inner = chunks.forward(elements, self.replayer, wrap, GradRule())
+        last = self.units[index].unit(elements[-1].block)
+        return Sequence([*wrap.before_forward(), inner, *wrap.after_forward(last or _last_unit(self.units[index], part))])
+
+    def _backward(self, index: int, wrap: ShardedWrap) -> Node:
+        part = self.rank.chunks[index]
+        elements = self.replayer.elements(part)
+        inner = chunks.backward(elements, self.replayer, wrap, GradRule())
+        before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
+        first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
+        return Sequence([*before, inner, *wrap.after_backward(self._root_grads(index), first)])
+
+    def _root_grads(self, index: int) -> list[Item]:
+        """Gradients that blocks without a unit of their own have left."""
+        found: list[Item] = []
+        for run in self.rank.chunks[index].runs:
+            if self.units[index].unit(run.block) is None:
+                found += [item for _, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads]
+        return found
+
+    # -- with a pipeline
+
+    def _pipeline(self) -> Node:
+        layout = self.job.layout
+        plan = actions(
+            layout.schedule, stages=layout.pp, rank=self.rank.index, micro_batches=self.job.data.grad_accum, chunks=layout.vpp
+        )
+        nodes: dict[tuple[Kind, int, bool], Node] = {}
+
+        def node(key: tuple[Kind, int, bool]) -> Node:
+            if key not in nodes:
+                nodes[key] = self._stage_pass(*key)
+            return nodes[key]
+
+        body: list[Node] = []
+        fresh = set(range(layout.vpp))
+        for times, pattern in compact(plan):
+            # the first backward of each chunk makes its accumulated gradients, so the runs it stands in are written out once
+            while times and any(action.kind == "B" and action.chunk in fresh for action in pattern):
+                body.append(Sequence([node(self._key(action, fresh)) for action in pattern]))
+                times -= 1
+            if times:
+                body.append(_repeat(times, Sequence([node((action.kind, action.chunk, False)) for action in pattern])))
+        return Sequence([self._gather_stage(), *body, self._reduce_stage()])
+
+    @staticmethod
+    def _key(action: Action, fresh: set[int]) -> tuple[Kind, int, bool]:
+        is_first = action.kind == "B" and action.chunk in fresh
+        if is_first:
+            fresh.remove(action.chunk)
+        return action.kind, action.chunk, is_first
+
+    def _stage_pass(self, kind: Kind, index: int, is_first: bool) -> Node:
+        part = self.rank.chunks[index]
+        stream = self.replayer.context.buffer("stream", STREAM).bytes
+        sync = Sync(reduces=False, unsynced_before=not is_first)
+        wrap = ShardedWrap(self.units[index], sync, resident=True)
+        received, grad = boundary(stream), boundary_grad(stream)
+        if kind == "F":  # the input is the receive buffer, which is counted once for all
+            before = [] if part.first else [alloc(received)]
+            return Sequence([*before, self._forward(index, wrap)], "forward", ("F", index))
+        before = [] if part.last else [free(received), alloc(grad)]
+        after = [] if part.first else [free(grad)]
+        return Sequence([*before, self._backward(index, wrap), *after], "backward", ("B", index))
+
+    def _gather_stage(self) -> Node:
+        """Every group of the rank, gathered once a step."""
+        nodes: list[Node] = []
+        for unit, count in self._all_units():
+            nodes.append(_repeat(count, Sequence([*gather(unit), *take(unit.gathered), *drop([unit.staging])])))
+        return Sequence(nodes, "gathering the stage's parameters")
+
+    def _reduce_stage(self) -> Node:
+        """After the last micro-batch: group after group is reduced and lets its parameters go."""
+        nodes: list[Node] = []
+        for unit, count in self._all_units():
+            one = [*drop(unit.gathered), *reduce_scatter(unit, list(unit.accumulated), first=True), *drop([unit.reduce_input])]
+            nodes.append(_repeat(count, Sequence(one)))
+        return Sequence(nodes, "reducing the stage's gradients")
+
+    # -- both
+
+    def _all_units(self) -> list[tuple[Unit, int]]:
+        found = []
+        for units, part in zip(self.units, self.rank.chunks, strict=True):
+            counts: dict[str, int] = {}
+            for run in part.runs:
+                counts[run.block.name] = counts.get(run.block.name, 0) + run.repeat
+            found += gradients(units, counts)
+        return found
+
+    def _zero_grad(self) -> Node:
+        return Sequence([free(unit.gradient, count) for unit, count in self._all_units()], "zero_grad")
+
+
+def _spans(count: int) -> list[tuple[int, int]]:
+    """(index, times): the first micro-batch, those between, the last."""
+    spans = [(0, 1)]
+    if count > 2:
+        spans.append((1, count - 2))
+    if count > 1:
+        spans.append((count - 1, 1))
+    return spans
+
+
+def _repeat(times: int, node: Node) -> Node:
+    return node if times == 1 else Repeat(times, node) if times else EMPTY
+
+
+def _last_unit(units: Units, part: Chunk) -> Unit | None:
+    return next((unit for run in reversed(part.runs) if (unit := units.unit(run.block)) is not None), None)
+
+
+def _first_unit(units: Units, part: Chunk) -> Unit | None:
+    return next((unit for run in part.runs if (unit := units.unit(run.block)) is not None), None)
+
+
+def _groups(job: Job) -> tuple[tuple[str, int], ...]:
+    layout = job.layout
+    shard = job.engine.shard_group or layout.dp * layout.cp
+    sizes = {
+        "world": layout.world,
+        "dp_shard": shard,
+        "dp_replicate": layout.dp * layout.cp // shard,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+    }
+    return tuple((name, size) for name, size in sizes.items() if size > 1)
+
+
+

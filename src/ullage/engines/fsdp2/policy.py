@@ -1,0 +1,85 @@
+"""Which modules become FSDP units and which of them reshard after the forward, by the code that wraps them.
+
+torchtitan's policies: parallelize_llama.py / infra/parallelize.py ``apply_fsdp``. Embedding and [norm, output] became units of their
+own with pytorch/torchtitan commit of 2025-07-28; before, they were what was left for the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit, block_shapes
+from ullage.job.job import Job
+from ullage.memory.rank import Chunk, Rank
+from ullage.model.graph import Block, Graph
+
+SEPARATE_ENDS_SINCE = "2025-07-28"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """root: gathered through the whole forward and backward. of: a block's own unit, by name. last_stays: the last layer does not reshard."""
+
+    root: Unit | None
+    of: dict[str, Unit]
+    last_stays: bool = False
+
+    def unit(self, block: Block) -> Unit | None:
+        return self.of.get(block.name)
+
+
+def types_of(job: Job) -> Types:
+    precision = job.precision
+    compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
+    original = precision.params
+    if precision.master is not None and precision.params != precision.master:
+        original = precision.master  # FSDP keeps one copy: the master weights, cast for each gather
+    return Types(original=original, compute=compute, reduce=precision.reduce)
+
+
+def resharding(job: Job) -> tuple[str, int]:
+    """("default" | "always" | "never", n of reshard_after_forward=n)."""
+    said = job.engine.options.get("reshard_after_forward")
+    if isinstance(said, str) and said in ("default", "always", "never"):
+        return said, 0
+    if isinstance(said, int) and not isinstance(said, bool):
+        return "always", said
+    if said is False or job.engine.zero_stage == 2:
+        return "never", 0
+    return "default" if said is None else "always", 0
+
+
+def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
+    """The units of one model chunk (each pipeline stage is wrapped by itself)."""
+    policy, kept = resharding(job)
+    reshards = policy == "always" or (policy == "default" and job.layout.pp == 1 and job.engine.zero_stage != 2)
+    types = types_of(job)
+    separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
+    of: dict[str, Unit] = {}
+    rest: list[Shape] = []
+    for run in chunk.runs:
+        block = run.block
+        shapes = block_shapes(graph, job, block, rank)
+        if block.role == "layer":
+            stays = kept if reshards else 0
+            of[block.name] = Unit(name=block.name, shapes=shapes, types=types, reshards=reshards, kept_shards=stays)
+        elif separate and shapes:
+            mine = reshards and (block.role == "embedding" or policy == "always")
+            of[block.name] = Unit(name=block.name, shapes=shapes, types=types, reshards=mine)
+        else:
+            rest += shapes
+    root = Unit(name=ROOT, shapes=tuple(rest), types=types, reshards=False) if rest else None
+    # gathered again at once in the backward, so torchtitan once kept the last layer
+    stays_whole = reshards and policy == "default" and job.stack == "torchtitan" and not ends_are_separate(job)
+    return Units(root=root, of=of, last_stays=stays_whole)
+
+
+def _ties_ends(graph: Graph, chunk: Chunk) -> bool:
+    return bool(graph.tied) and chunk.first and chunk.last
+
+
+def ends_are_separate(job: Job) -> bool:
+    """Whether embedding and head are units of their own."""
+    if job.stack == "torchtitan":
+        return job.stack_version is None or job.stack_version >= SEPARATE_ENDS_SINCE
+    return bool(job.engine.options.get("custom_sharded_layers"))

@@ -1,0 +1,270 @@
+"""FSDP2's parameter groups: which parameters are gathered together, and how large each of their buffers is.
+
+Every parameter is sharded for itself on its first dimension and padded to a multiple of the mesh (torch
+distributed/fsdp/_fully_shard/_fsdp_param.py ``_init_sharded_param``); a group only shares the collectives' buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ullage import dtypes
+from ullage.job.bind import is_expert, local_sizes
+from ullage.job.job import Job
+from ullage.memory.program import Item, round_up
+from ullage.memory.rank import Rank
+from ullage.model.graph import Block, Graph, Op, Param
+
+COMPUTE_STREAM = 0
+ALL_GATHER_STREAM = 1
+REDUCE_STREAM = 2
+ROOT = "root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One parameter on one rank: ``rows`` x ``columns`` after tensor and expert parallelism, sharded over ``shards`` ranks by row.
+
+    gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather).
+    """
+
+    name: str
+    rows: int
+    columns: int
+    shards: int
+    gathered_as: str | None = None
+
+    @property
+    def padded(self) -> int:
+        """Elements of one shard as it is allocated: every rank has room for the largest."""
+        return -(-self.rows // self.shards) * self.columns
+
+    @property
+    def whole(self) -> int:
+        """Elements of the gathered parameter, padding included."""
+        return self.padded * self.shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Types:
+    """original: of the shards; compute: of gathered parameters and their gradients; reduce: of the reduce-scatter."""
+
+    original: str
+    compute: str
+    reduce: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unit:
+    """Parameters that are gathered and reduced together. ``reshards``: dropped after the forward and gathered again."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    types: Types
+    reshards: bool = True
+    kept_shards: int = 0  # reshard_after_forward: n keeps a shard over n ranks, in the compute type
+
+    @property
+    def shard_numel(self) -> int:
+        return sum(shape.padded for shape in self.shapes)
+
+    @property
+    def whole_numel(self) -> int:
+        return sum(shape.whole for shape in self.shapes)
+
+    @property
+    def sharded(self) -> bool:
+        return any(shape.shards > 1 for shape in self.shapes)
+
+    def _gather_bytes(self, *, shard: bool) -> int:
+        return sum(
+            dtypes.size_bytes(shape.padded if shard else shape.whole, shape.gathered_as or self.types.compute)
+            for shape in self.shapes
+        )
+
+    def _item(self, category: str, what: str, numel: int, dtype: str, why: str, lives: str, stream: int = 0) -> Item:
+        return Item(
+            category=category,
+            what=what,
+            bytes=round_up(dtypes.size_bytes(numel, dtype)),
+            formula=f"{numel} elements x {dtypes.bits(dtype) / 8:g} B ({dtype}); {why}",
+            lives=lives,
+            stream=stream,
+        )
+
+    @cached_property
+    def cast(self) -> Item | None:
+        """The shard in the compute type, made for the all-gather where the types differ."""
+        if self.types.original == self.types.compute:
+            return None
+        return Item(
+            category="transient",
+            what=f"shard of {self.name} cast for its all-gather",
+            bytes=round_up(self._gather_bytes(shard=True)),
+            formula=f"padded shard of {self.shard_numel} elements ({self.types.compute})",
+            lives="one all-gather",
+            stream=ALL_GATHER_STREAM,
+        )
+
+    @cached_property
+    def staging(self) -> Item | None:
+        """What the all-gather writes, before the parameters are copied out of it."""
+        if not self.sharded:
+            return None
+        return Item(
+            category="gathered",
+            what=f"all-gather output of {self.name}",
+            bytes=round_up(self._gather_bytes(shard=False)),
+            formula=f"padded parameters of the group, {self.whole_numel} elements ({self.types.compute})",
+            lives="forward: until the next group's copy-out; backward: from its prefetch until its own copy-out",
+            stream=ALL_GATHER_STREAM,
+        )
+
+    @cached_property
+    def gathered(self) -> tuple[Item, ...]:
+        """The unsharded parameters, each its own storage."""
+        return tuple(
+            self._item(
+                "gathered",
+                f"unsharded {shape.name}",
+                shape.whole,
+                shape.gathered_as or self.types.compute,
+                f"{shape.rows} rows padded to {shape.shards} ranks x {shape.columns}",
+                "its group's forward, and again its backward",
+            )
+            for shape in self.shapes
+        )
+
+    @cached_property
+    def kept(self) -> Item | None:
+        """reshard_after_forward=n: the shard over n ranks that stays between forward and backward."""
+        if not self.kept_shards:
+            return None
+        numel = sum(-(-shape.whole // self.kept_shards) for shape in self.shapes)
+        why = f"parameters / {self.kept_shards} (reshard_after_forward)"
+        return self._item("gathered", f"shard of {self.name} kept after forward", numel, self.types.compute, why, "forward to backward")
+
+    @cached_property
+    def reduce_input(self) -> Item | None:
+        """The gradients of the group in the reduction's type, ordered by rank."""
+        if not self.sharded and self.types.reduce == self.types.compute:
+            return None
+        return self._item(
+            "communication",
+            f"reduce-scatter input of {self.name}",
+            self.whole_numel,
+            self.types.reduce,
+            "padded gradients of the group",
+            "end of its backward to the end of the next group's",
+        )
+
+    @cached_property
+    def reduce_output(self) -> Item | None:
+        """The reduced shard in the reduction's type, where it is not the gradient itself."""
+        if self.types.reduce == self.types.original:
+            return None
+        return self._item(
+            "communication",
+            f"reduce-scatter output of {self.name}",
+            self.shard_numel,
+            self.types.reduce,
+            "padded shard",
+            "until it is cast to the parameters' type",
+            REDUCE_STREAM,
+        )
+
+    @cached_property
+    def gradient(self) -> Item:
+        """The sharded gradients: views of one flat buffer for the group."""
+        return self._item(
+            "gradients",
+            f"sharded gradients of {self.name}",
+            self.shard_numel,
+            self.types.original,
+            "padded shard, one buffer for the group",
+            "its group's backward until zero_grad",
+            REDUCE_STREAM,
+        )
+
+    @cached_property
+    def added(self) -> Item:
+        """The gradients of a later micro-batch, before they are added to those that are there."""
+        return self._item(
+            "gradients",
+            f"sharded gradients of {self.name}, one micro-batch",
+            self.shard_numel,
+            self.types.original,
+            "padded shard",
+            "until added",
+            REDUCE_STREAM,
+        )
+
+    @cached_property
+    def accumulated(self) -> tuple[Item, ...]:
+        """Unsharded gradients in the reduction's type, where micro-batches are not reduced one by one."""
+        return tuple(
+            self._item(
+                "gradients",
+                f"unsharded gradient of {shape.name}",
+                shape.rows * shape.columns,
+                self.types.reduce,
+                "accumulated without reduction",
+                "first backward to the reduction",
+            )
+            for shape in self.shapes
+        )
+
+
+def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shape:
+    """Rows are the module's own first dimension: a linear's output features, however many names they have."""
+    sizes = local_sizes(graph, job.layout, job.data)
+
+    def size(dim: object) -> int:
+        value = sizes[dim] if isinstance(dim, str) else dim
+        assert isinstance(value, int), dim
+        return value
+
+    out = op.attrs.get("out")
+    leading = len(out) if isinstance(out, tuple) and param.dims[: len(out)] == out else 1
+    dims = [size(dim) for dim in param.dims]
+    rows, columns = math.prod(dims[:leading]), math.prod(dims[leading:])
+    shards = shard_count(job, expert=is_expert(param))
+    if is_expert(param) and len(dims) > 2 and shards * job.layout.ep > graph.size(param.dims[0]):
+        rows, columns = dims[1], dims[0] * math.prod(dims[2:])  # torchtitan shards experts on dim 1 where ranks outnumber them
+    return Shape(
+        name=f"{block.name}.{param.name}",
+        rows=rows,
+        columns=columns,
+        shards=shards,
+        gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
+    )
+
+
+def _is_gathered_in_fp8(job: Job, op: Op, block: Block) -> bool:
+    """torchao's Float8Linear with ``enable_fsdp_float8_all_gather`` (tensorwise scaling only): the weight travels and stays in 8 bits."""
+    options = job.engine.options
+    wanted = options.get("float8_all_gather") or options.get("enable_fsdp_float8_all_gather")
+    return bool(wanted) and job.precision.compute == "fp8" and block.role == "layer" and op.kind == "linear"
+
+
+def shard_count(job: Job, *, expert: bool) -> int:
+    """Ranks over which FSDP shards: data and context parallelism, or shard_group (HSDP); of experts what expert parallelism leaves."""
+    layout = job.layout
+    whole = layout.expert_dp if expert and layout.ep > 1 else layout.dp * layout.cp
+    group = job.engine.shard_group
+    if group is None:
+        return whole
+    return max(1, min(whole, group // layout.ep if expert and layout.ep > 1 else group))
+
+
+def block_shapes(graph: Graph, job: Job, block: Block, rank: Rank) -> tuple[Shape, ...]:
+    """The parameters of one block that this rank holds (a tied one is where it is held)."""
+    held = {param.name for param in rank.params}
+    return tuple(
+        shape_of(graph, job, op, param, block)
+        for op in block.ops
+        for param in op.params
+        if not param.buffer and f"{block.name}.{param.name}" in held
+    )

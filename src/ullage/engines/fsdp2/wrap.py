@@ -1,0 +1,154 @@
+"""What FSDP2 does around each block: gather before, drop after, reduce behind. torch distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+
+Forward: the all-gather output of one group lives until the next group's is copied out. Backward: the next group is gathered while one
+computes; its reduce-scatter's input lives until the next group reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ullage.engines.fsdp2.policy import Units
+from ullage.engines.fsdp2.units import Unit
+from ullage.memory.block import BlockProgram
+from ullage.memory.chunk import Element, Wrap
+from ullage.memory.program import Item, Node, Sequence, alloc, free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """reduces: this backward ends with reduce-scatters. first: no earlier micro-batch left gradients.
+
+    unsynced_before: earlier micro-batches left unsharded gradients.
+    """
+
+    reduces: bool = True
+    first: bool = True
+    unsynced_before: bool = False
+
+
+def gather(unit: Unit) -> list[Node]:
+    """Start of an all-gather: cast the shard, write the output; the cast shard goes at once."""
+    nodes: list[Node] = []
+    if unit.staging is None:
+        return nodes
+    if unit.cast is not None:
+        nodes.append(alloc(unit.cast))
+    nodes.append(alloc(unit.staging))
+    if unit.cast is not None:
+        nodes.append(free(unit.cast))
+    return nodes
+
+
+def drop(items: Iterable[Item | None]) -> list[Node]:
+    return [free(item) for item in items if item is not None]
+
+
+def take(items: Iterable[Item | None]) -> list[Node]:
+    return [alloc(item) for item in items if item is not None]
+
+
+class ShardedWrap(Wrap):
+    """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines)."""
+
+    def __init__(self, units: Units, sync: Sync = Sync(), *, resident: bool = False) -> None:
+        self.units = units
+        self.sync = sync
+        self.resident = resident
+
+    def _unit(self, element: Element | None) -> Unit | None:
+        return None if element is None else self.units.unit(element.block)
+
+    def _reshards(self, unit: Unit, element: Element, after: Element | None) -> bool:
+        """``after``: the next block of the model, which tells the last layer."""
+        is_last = element.block.role == "layer" and (after is None or after.block.role == "head")
+        return unit.reshards and not (is_last and self.units.last_stays)
+
+    # -- forward
+
+    def forward(self, element: Element, node: Node, previous: Element | None, following: Element | None) -> Node:
+        unit = self._unit(element)
+        if self.resident or unit is None:
+            return node
+        before = self._unit(previous) or self.units.root
+        after: list[Node] = []
+        if self._reshards(unit, element, following):
+            after = [*take([unit.kept]), *drop(unit.gathered)]
+        copied = [*drop([before.staging] if before is not None else []), *take(unit.gathered)]
+        return Sequence([*gather(unit), *copied, node, *after])
+
+    def before_forward(self) -> list[Node]:
+        """The root's parameters, gathered first; their all-gather output waits for the next group."""
+        root = self.units.root
+        if root is None or self.resident:
+            return []
+        return [*gather(root), *take(root.gathered)]
+
+    def after_forward(self, last: Unit | None) -> list[Node]:
+        """The last group's all-gather output goes at the end of the root's forward."""
+        unit = last or self.units.root
+        return [] if self.resident or unit is None else drop([unit.staging])
+
+    # -- backward
+
+    def backward(
+        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
+    ) -> Node:
+        unit = self._unit(element)
+        nodes: list[Node] = []
+        if unit is not None and not self.resident and self._reshards(unit, element, previous):
+            nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
+            nodes += [*take(unit.gathered), *drop([unit.staging])]
+        fetch = self._prefetch(following, element)
+        if element.block.role == "head":
+            # the gather ahead follows the loss's own backward, which is by far the larger part of this node
+            nodes += [program.backward, *fetch]
+        else:
+            nodes += [*fetch, program.backward]
+        if unit is not None:  # else its gradients wait for the root
+            nodes += self._reduce(unit, [item for _, item in program.grads], self._unit(previous))
+        return Sequence(nodes)
+
+    def _prefetch(self, following: Element | None, element: Element) -> list[Node]:
+        """One group ahead, in the reversed order of the forward."""
+        unit = self._unit(following)
+        if self.resident or unit is None or following is None or not self._reshards(unit, following, element):
+            return []
+        return gather(unit)
+
+    def _reduce(self, unit: Unit, grads: list[Item], before: Unit | None) -> list[Node]:
+        """End of a group's backward: drop the parameters, copy the gradients into the reduction's input, reduce."""
+        sync = self.sync
+        nodes: list[Node] = []
+        if not sync.reduces:
+            if not self.resident:
+                nodes += drop(unit.gathered)
+            if not sync.unsynced_before:
+                return [*nodes, *take(unit.accumulated), *drop(grads)]
+            return [*nodes, *drop(grads)]
+        nodes += drop([before.reduce_input] if before is not None else [])
+        if not self.resident:
+            nodes += drop(unit.gathered)
+        if sync.unsynced_before:
+            nodes += drop(grads)
+            grads = list(unit.accumulated)
+        return [*nodes, *reduce_scatter(unit, grads, first=sync.first)]
+
+    def after_backward(self, root_grads: list[Item], last: Unit | None) -> list[Node]:
+        """The root's reduction; then the last reduce-scatter input goes."""
+        root = self.units.root
+        if root is None:
+            return drop([last.reduce_input]) if last is not None and self.sync.reduces else []
+        nodes = self._reduce(root, root_grads, last)
+        return [*nodes, *drop([root.reduce_input])] if self.sync.reduces else nodes
+
+
+def reduce_scatter(unit: Unit, grads: list[Item], *, first: bool) -> list[Node]:
+    """Copy-in beside the gradients, which then go; the output is the sharded gradient, or is added to the one that is there."""
+    nodes: list[Node] = [*take([unit.reduce_input]), *drop(grads), *take([unit.reduce_output])]
+    nodes.append(alloc(unit.gradient if first else unit.added))
+    nodes += drop([unit.reduce_output])
+    if not first:
+        nodes.append(free(unit.added))
+    return nodes

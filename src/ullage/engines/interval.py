@@ -1,0 +1,67 @@
+"""How sure an estimate is: a bracket around the device's bytes, wider for each thing that is not known.
+
+The widths are shares of reserved memory. EVIDENCE says where each comes from; docs/accuracy.md shows how often it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.engines.base import Account
+from ullage.hardware.overheads import Overhead
+from ullage.job.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A reason for a wider bracket: shares of reserved memory below and above the estimate."""
+
+    what: str
+    below: float
+    above: float
+
+
+EVIDENCE = {
+    "model": "nine in ten validated runs lie within this share of the reserved estimate",
+    "compile": "the compiler's partitioner chooses what to save; no closed form follows it exactly",
+    "routing": "dropless experts receive as many tokens as the router sends; the estimate takes balanced routing",
+    "lengths": "sequences of varying length fragment the allocator",
+    "option": "an option that matters and is not modelled",
+}
+
+
+def doubts(job: Job, account: Account) -> tuple[Doubt, ...]:
+    """What is uncertain in a job, beside the fixed overheads outside the allocator."""
+    found = [Doubt(what="model", below=0.04, above=0.05)]
+    if job.compile:
+        found.append(Doubt(what="compile", below=0.10, above=0.06))
+    if _dropless(job):
+        found.append(Doubt(what="routing", below=0.05, above=0.10))
+    if job.data.seq_len_mean is not None:
+        found.append(Doubt(what="lengths", below=0.05, above=0.10))
+    unmodelled = sum("not modelled" in warning for warning in (*job.warnings, *account.warnings))
+    if unmodelled:
+        found.append(Doubt(what="option", below=0.15, above=0.15))
+    return tuple(found)
+
+
+def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
+    """low..high of the device's bytes: independent doubts add in squares, overheads outside the allocator in full."""
+    found = doubts(job, account)
+    below = sum(doubt.below**2 for doubt in found) ** 0.5
+    above = sum(doubt.above**2 for doubt in found) ** 0.5
+    low = reserved_bytes * (1 - below) + sum(one.low_bytes for one in outside)
+    high = reserved_bytes * (1 + above) + sum(one.high_bytes for one in outside)
+    return Interval(low_bytes=int(low), high_bytes=int(high))
+
+
+def _dropless(job: Job) -> bool:
+    keys = job.model.keys
+    experts = any(keys.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return experts and not job.engine.options.get("moe_pad_expert_input_to_capacity")

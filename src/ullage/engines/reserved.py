@@ -1,0 +1,35 @@
+"""Reserved memory of a rank: its run so far, as the allocator's simulation sees it.
+
+A long pipeline repeats itself: where the whole history has too many events, a shorter one with the same layers and as many
+micro-batches as are ever in flight stands for it, and what it wastes is added to the whole one's peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ullage.engines.base import Account, flag
+from ullage.engines.registry import account
+from ullage.job.job import Job
+from ullage.memory.rank import Rank
+from ullage.memory.reserved import simulate
+from ullage.model.graph import Graph
+
+MOST_EVENTS = 30_000
+
+
+def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_bytes: int) -> int:
+    """What the caching allocator has taken from the driver at most; never less than ``peak_bytes``."""
+    expandable = flag(job.engine.options, "expandable_segments", False)
+    history = found.history
+    if history.changes > MOST_EVENTS:
+        history = account(_shorter(job), graph, rank).history
+    simulated = simulate(history, expandable_segments=expandable)
+    return peak_bytes + max(0, simulated.reserved_bytes - simulated.allocated_bytes)
+
+
+def _shorter(job: Job) -> Job:
+    """The same job with as few micro-batches as fill its pipeline."""
+    pipeline = job.layout.pp
+    enough = 2 * pipeline if job.layout.vpp > 1 else pipeline + 1
+    return replace(job, data=replace(job.data, grad_accum=min(job.data.grad_accum, max(2, enough))))

@@ -1,0 +1,186 @@
+"""The waist, proved with three producers: Llama and DeepSeek-V3 from config.json, and a convolutional network without names."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from ullage.frozen import FrozenMap
+from ullage.model.build import graph
+from ullage.model.catalogue import model_config, names
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Graph, Op, Param, Run, Tensor
+
+JOB_DIMS = {BATCH, SEQ, SEQ_SP, ROUTED}  # their sizes belong to the job
+
+
+def convolutional_network() -> Graph:
+    """What a trace of a small ResNet-like classifier gives: shapes but no names. Images are 3 x 32 x 32, the batch alone is named."""
+
+    def op(
+        name: str, kind: str, source: str, result: str, dims: tuple[int, ...], params: dict[str, tuple[int, ...]]
+    ) -> Op:
+        return Op(
+            name=name,
+            kind=kind,
+            inputs=(source,),
+            outputs=(Tensor(name=result, dims=(BATCH, *dims)),),
+            params=tuple(Param(name=f"{name}.{key}", dims=shape) for key, shape in params.items()),
+        )
+
+    def stage(name: str, channels_in: int, channels: int, size: int) -> Block:
+        shape = (channels, size, size)
+        return Block(
+            name=name,
+            role="any",
+            input=Tensor(name="x", dims=(BATCH, channels_in, size, size)),
+            ops=(
+                op("conv", "conv2d", "x", "c", shape, {"weight": (channels, channels_in, 3, 3)}),
+                Op(
+                    name="bn",
+                    kind="batchnorm",
+                    inputs=("c",),
+                    outputs=(Tensor(name="n", dims=(BATCH, *shape)),),
+                    params=(
+                        Param(name="bn.weight", dims=(channels,)),
+                        Param(name="bn.bias", dims=(channels,)),
+                        Param(name="bn.running_mean", dims=(channels,), buffer=True),
+                        Param(name="bn.running_var", dims=(channels,), buffer=True),
+                    ),
+                ),
+                op("relu", "activation", "n", "r", shape, {}),
+                op("pool", "pool", "r", "y", (channels, size // 2, size // 2), {}),
+            ),
+            output=Tensor(name="y", dims=(BATCH, channels, size // 2, size // 2)),
+        )
+
+    head = Block(
+        name="head",
+        role="any",
+        input=Tensor(name="x", dims=(BATCH, 32, 8, 8)),
+        ops=(
+            op("pool", "pool", "x", "features", (32,), {}),
+            op("fc", "linear", "features", "logits", (10,), {"weight": (10, 32), "bias": (10,)}),
+            Op(
+                name="loss", kind="loss", inputs=("logits",), outputs=(Tensor(name="loss", dims=(1,), elements="fp32"),)
+            ),
+        ),
+        output=Tensor(name="loss", dims=(1,), elements="fp32"),
+    )
+    return Graph(
+        name="convnet",
+        runs=(Run(block=stage("stem", 3, 16, 32)), Run(block=stage("body", 16, 32, 16)), Run(block=head)),
+        sizes=FrozenMap(),
+    )
+
+
+PRODUCERS = {
+    "llama": lambda: graph(model_config("llama-3.1-8b")),
+    "deepseek-v3": lambda: graph(model_config("deepseek-v3"), mtp=True),
+    "convnet": convolutional_network,
+    **{name: (lambda name=name: graph(model_config(name))) for name in names()},
+}
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_every_input_is_made_before_it_is_read(producer: str) -> None:
+    for run in PRODUCERS[producer]().runs:
+        block = run.block
+        made = {block.input.name: block.input}
+        for op in block.ops:
+            for name in op.inputs:
+                assert name in made, f"{block.name}.{op.name} reads {name}"
+            for tensor in op.outputs:
+                assert tensor.name not in made, f"{block.name}.{op.name} makes {tensor.name} again"
+                made[tensor.name] = tensor
+        assert made[block.output.name] == block.output
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_every_name_is_sized_and_used_once(producer: str) -> None:
+    model = PRODUCERS[producer]()
+    for run in model.runs:
+        block = run.block
+        assert len({op.name for op in block.ops}) == len(block.ops)
+        assert len({param.name for param in block.params}) == len(block.params)
+        dims = {dim for op in block.ops for item in (*op.outputs, *op.params) for dim in item.dims}
+        assert all(model.size(dim) > 0 for dim in dims - JOB_DIMS)
+    assert len({run.block.name for run in model.runs}) == len({run.block for run in model.runs})
+    qualified = {f"{run.block.name}.{param.name}" for run in model.runs for param in run.block.params}
+    assert {name for pair in model.tied for name in pair} <= qualified
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_neighbours_stand_in_one_run(producer: str) -> None:
+    runs = PRODUCERS[producer]().runs
+    assert all(left.block != right.block for left, right in pairwise(runs))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "mixtral-8x7b", "gpt2", "gpt-oss-20b", "bloom"])
+def test_what_a_layout_divides_has_a_name(name: str) -> None:
+    """Tensor parallelism: each column-parallel weight has one divided output dimension, each row-parallel one a divided input."""
+    divided = {"heads", "kv_heads", "ffn", "shared_ffn", "vocab"}
+    model = graph(model_config(name))
+    for op in (op for run in model.runs for op in run.block.ops if op.kind == "linear"):
+        out, inner = op.attrs["out"], op.attrs["in"]
+        assert isinstance(out, tuple)
+        assert isinstance(inner, tuple)
+        assert len(divided & set(out)) == (op.attrs["parallel"] == "column"), op.name
+        assert len(divided & set(inner)) == (op.attrs["parallel"] == "row"), op.name
+        (result,) = op.outputs
+        token = SEQ if op.attrs["parallel"] == "column" else SEQ_SP
+        assert result.dims[:2] == (BATCH, token), op.name
+    for op in (op for run in model.runs for op in run.block.ops if op.kind == "grouped_linear"):
+        assert all(param.dims[0] == "experts" for param in op.params)
+        assert op.outputs[0].dims[0] == ROUTED
+
+
+def test_llama() -> None:
+    model = graph(model_config("llama-3.1-8b"))
+    assert [(run.block.role, run.repeat) for run in model.runs] == [("embedding", 1), ("layer", 32), ("head", 1)]
+    kinds = [op.kind for op in model.runs[1].block.ops]
+    assert kinds == [
+        *("norm", "linear", "linear", "linear", "rope", "attention", "linear", "residual"),
+        *("norm", "linear", "linear", "activation", "linear", "residual"),
+    ]
+    assert model.tied == ()
+    assert graph(model_config("llama-3.2-1b")).tied == (("embedding.embed_tokens.weight", "head.lm_head.weight"),)
+
+
+def test_deepseek_v3() -> None:
+    model = graph(model_config("deepseek-v3"), mtp=True)
+    assert [(run.block.name, run.repeat) for run in model.runs] == [
+        ("embedding", 1),
+        ("layer-dense", 3),
+        ("layer-sparse", 58),
+        ("head", 1),
+    ]
+    sparse = {op.name for op in model.runs[2].block.ops}
+    assert {"q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj", "mla_assemble"} <= sparse
+    assert {"router", "dispatch", "experts.gate_proj", "combine", "shared_up_proj", "shared_add"} <= sparse
+    assert "mtp0_eh_proj" in {op.name for op in model.runs[3].block.ops}
+    assert model.size("head_dim") == 192
+    assert model.size("v_head_dim") == 128
+    (bias,) = (param for param in model.runs[2].block.params if param.buffer)
+    assert bias.dims == ("router",)
+
+
+def test_convolutional_network() -> None:
+    model = convolutional_network()
+    assert model.parameter_count() == 16 * 3 * 9 + 2 * 16 + 32 * 16 * 9 + 2 * 32 + 10 * 32 + 10
+    assert model.layers == 0
+    assert [block.name for block in model.blocks()] == ["stem", "body", "head"]
+
+
+def test_layers_that_differ() -> None:
+    """Gemma 2 has a window on every second layer; SmolLM3 leaves every fourth without rotary embedding."""
+    gemma = graph(model_config("gemma-2-2b"))
+    assert [run.block.name for run in gemma.runs[1:-1]] == ["layer-dense-window", "layer-dense"] * 13
+    smollm = graph(model_config("smollm3-3b"))
+    assert [(run.block.name, run.repeat) for run in smollm.runs[1:3]] == [("layer", 3), ("layer-nope", 1)]
+    plain = smollm.runs[2].block
+    assert "rope" not in {op.kind for op in plain.ops}
+
+
+def test_a_graph_is_built_once() -> None:
+    assert graph(model_config("llama-3.1-8b")) is graph(model_config("LLAMA-3.1-8B"))
