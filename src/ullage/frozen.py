@@ -58,3 +58,15 @@ def _thawed(value: object) -> object:
     if isinstance(value, tuple):
         return [_thawed(item) for item in value]
     return value
+
+
+def hash_once(value: object, *parts: object) -> int:
+    """The hash of a frozen dataclass, computed from ``parts`` once and kept in its field ``_hash``.
+
+    Jobs, graphs and ranks key caches on every call; hashing their whole tree each time would cost more than the answer.
+    """
+    known: int | None = value._hash  # type: ignore[attr-defined]
+    if known is None:
+        known = hash(parts)
+        object.__setattr__(value, "_hash", known)
+    return known

@@ -60,13 +60,14 @@ def context_of(job: Job, graph: Graph) -> Context:
     """The kernels' view of a job."""
     precision = job.precision
     layout = job.layout
+    compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
     return Context(
         sizes=local_sizes(graph, layout, job.data),
         stack=job.stack,
         version=job.stack_version,
-        compute=precision.compute if precision.compute not in ("fp8", "fp4") else "bf16",
+        compute=compute,
         params=precision.params,
-        residual=precision.params if precision.autocast else precision.compute,
+        residual=precision.params if precision.autocast else compute,
         autocast=precision.autocast,
         tp=layout.tp,
         sp=layout.sp,

@@ -79,10 +79,10 @@ def estimate(job: Job) -> Estimate:
 
     Raises Unsupported where the job needs something that is not modelled, Infeasible where its layout cannot exist.
     """
-    graph = build(job.model)
+    graph = build(job.model, mtp=job.engine.name == "megatron")
     peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
     worst_peak = max(peaks, key=lambda one: one.peak.bytes)
-    waste = _waste(job, graph, worst_peak)
+    waste = _waste(job, graph, worst_peak.rank, worst_peak.peak.bytes)
     found = [one.with_reserved(one.peak.bytes + waste * one.peak.bytes // worst_peak.peak.bytes) for one in peaks]
     worst = max(found, key=lambda one: one.device_bytes)
     device = job.cluster.device
@@ -168,9 +168,10 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
     )
 
 
-def _waste(job: Job, graph: Graph, worst: _Found) -> int:
+@lru_cache(maxsize=512)
+def _waste(job: Job, graph: Graph, worst: Rank, peak_bytes: int) -> int:
     """Reserved minus allocated on the worst rank, simulated; the other ranks waste the same share."""
-    return reserved_bytes(job, graph, worst.rank, worst.account, worst.peak.bytes) - worst.peak.bytes
+    return reserved_bytes(job, graph, worst, account(job, graph, worst), peak_bytes) - peak_bytes
 
 
 def moment(peak: Peak) -> str:

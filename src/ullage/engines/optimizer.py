@@ -92,12 +92,15 @@ def local_shape(local: LocalParam, run: Run, context: Context) -> tuple[int, ...
 
 @lru_cache(maxsize=1024)
 def states(optimizer: Optimizer, groups: tuple[Group, ...], *, momentum: bool = True) -> tuple[tuple[Item, int], ...]:
-    """Everything that the optimizer keeps between steps, tensor by tensor. momentum: of SGD, whether there is any."""
-    counts: dict[tuple[str, int, str], int] = {}
+    """Everything that the optimizer keeps between steps: one Item a kind of state, made of a tensor for each stepped tensor.
+
+    momentum: of SGD, whether there is any.
+    """
+    pieces: dict[tuple[str, str], list[int]] = {}
     for tensor, repeat in _each(groups):
-        for key in _states_of(optimizer, tensor, momentum):
-            counts[key] = counts.get(key, 0) + repeat
-    return tuple((_state(*key), count) for key, count in counts.items())
+        for what, numel, dtype in _states_of(optimizer, tensor, momentum):
+            pieces.setdefault((what, dtype), []).extend([numel] * repeat)
+    return tuple((_state(what, dtype, tuple(numels)), 1) for (what, dtype), numels in pieces.items())
 
 
 def _each(groups: tuple[Group, ...]) -> Iterator[tuple[Stepped, int]]:
@@ -145,12 +148,14 @@ def _factored(tensor: Stepped, dtype: str) -> list[tuple[str, int, str]]:
     return [("second moment rows", rows, dtype), ("second moment columns", tensor.numel // outer[-1], dtype)]
 
 
-def _state(what: str, numel: int, dtype: str) -> Item:
+def _state(what: str, dtype: str, numels: tuple[int, ...]) -> Item:
+    tensors = tuple(round_up(dtypes.size_bytes(numel, dtype)) for numel in numels)
     return Item(
         category="optimizer",
         what=what,
-        bytes=round_up(dtypes.size_bytes(numel, dtype)),
-        formula=f"{numel} elements x {dtypes.bits(dtype) / 8:g} B ({dtype})",
+        bytes=sum(tensors),
+        pieces=tensors,
+        formula=f"{sum(numels)} elements x {dtypes.bits(dtype) / 8:g} B ({dtype}) in {len(tensors)} tensors",
         lives="first optimizer step to the end of the run",
     )
 

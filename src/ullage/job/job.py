@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ullage.frozen import FrozenMap
+from ullage.frozen import FrozenMap, hash_once
 from ullage.hardware.cluster import Cluster
 from ullage.model.config import ModelConfig
 
@@ -162,3 +162,7 @@ class Job:
     compile: bool = False
     defaults: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.model, self.cluster, self.data, self.layout, self.engine, self.precision, self.stack, self.stack_version, self.optimizer, self.recompute, self.attention, self.loss, self.compile)

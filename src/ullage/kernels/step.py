@@ -5,10 +5,10 @@ A step is one autograd node as memory sees it. All sizes are bytes of this rank,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ullage import dtypes
-from ullage.frozen import FrozenMap
+from ullage.frozen import FrozenMap, hash_once
 from ullage.model.graph import Dim, Tensor
 
 
@@ -47,7 +47,12 @@ class Step:
     reuses: reads (saved ones) over whose own storage their gradient is written.
     no_grad: reads that get no gradient. Every other read gets a new gradient of its own size.
     weights: parameters whose gradients the backward makes.
+    holds: tensors that a frame of the layer code still names, so that they live to the end of this step.
+    view_grads: reads whose gradient is a view of another tensor (a matmul's result, reshaped): autograd never adds into those in
+    place (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: the storage has a second owner).
+    caches: tensors that stay until the forward's context exits, recomputed or not (autocast's copies of weights).
     module: the recompute module that the step belongs to.
+    op: what selective policies know the step by ("matmul", "attention", "all_to_all").
     """
 
     name: str
@@ -61,7 +66,11 @@ class Step:
     reuses: tuple[str, ...] = ()
     no_grad: tuple[str, ...] = ()
     weights: tuple[WeightGrad, ...] = ()
+    holds: tuple[str, ...] = ()
+    view_grads: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
     module: str = ""
+    op: str = ""
 
     @property
     def made(self) -> tuple[str, ...]:
@@ -78,7 +87,8 @@ class Segment:
 
     keep: names made inside that are kept all the same (selective policies by op).
     discards_output: what follows does not keep the segment's outputs either; they are recomputed when first needed.
-    early_stop: the recomputation ends with the last step that saves anything (torch's non-reentrant default).
+    early_stop: the recomputation ends where the last step that saves anything saves its inputs (torch's non-reentrant default).
+    reentrant: it runs inside an autograd node whose frame names its outputs and their gradients until its backward is through.
     """
 
     start: int
@@ -86,6 +96,7 @@ class Segment:
     keep: frozenset[str] = frozenset()
     discards_output: bool = False
     early_stop: bool = False
+    reentrant: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +127,10 @@ class Context:
     padding_mask: bool = False
     options: FrozenMap = FrozenMap()
     compute_capability: tuple[int, int] | None = None
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.sizes, self.stack, self.version, self.compute, self.params, self.attention, self.options)
 
     def size(self, dim: Dim) -> int:
         if isinstance(dim, int):

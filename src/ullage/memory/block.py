@@ -2,12 +2,13 @@
 
 The rules are autograd's. A tensor lives until nothing later reads it and no backward needs it; a node's backward makes the
 gradients of what it read, drops the gradients of what it made, then lets go of what it saved. A gradient that arrives a second
-time is added in place if nobody else holds the first. A recompute segment keeps its inputs and ``keep`` alone; on the way back
+time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor. A recompute segment keeps its inputs and ``keep`` alone; on the way back
 it runs again before its own backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +40,7 @@ class BlockProgram:
     forward: Node
     backward: Node
     grads: tuple[tuple[str, Item], ...]
+    cached: tuple[Item, ...] = ()  # left by forward beyond its output and what it saved, until the forward's context exits
 
 
 @lru_cache(maxsize=4096)
@@ -66,10 +68,11 @@ def boundary_grad(n_bytes: int) -> Item:
 
 
 class _Storage:
-    __slots__ = ("holders", "item")
+    __slots__ = ("holders", "is_view", "item")
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: Item, is_view: bool = False) -> None:
         self.item = item
+        self.is_view = is_view
         self.holders: set[tuple[str, object]] = set()
 
 
@@ -117,6 +120,7 @@ class BlockReplay:
         assert len(made) == len(set(made)), sorted(name for name in set(made) if made.count(name) > 1)
         self.recomputed: set[int] = set()
         self.backward_at = len(self.steps)
+        self.framed: dict[int, list[_Storage]] = {}  # gradients that the frame of a reentrant segment names
 
     def run(self) -> BlockProgram:
         if self.input is not None:
@@ -128,9 +132,22 @@ class BlockReplay:
         output = self.storage.get(self.output)
         if output is not None:
             output.holders.discard(("forward", self.output))  # the next block's from here on
+        cached = self._leave_caches()
         self.nodes = []
         self._backward()
-        return BlockProgram(forward=forward, backward=Sequence(self.nodes), grads=tuple(self.grads.items()))
+        return BlockProgram(
+            forward=forward, backward=Sequence(self.nodes), grads=tuple(self.grads.items()), cached=cached
+        )
+
+    def _leave_caches(self) -> tuple[Item, ...]:
+        """Hands what only a cache still holds to whoever ends the forward."""
+        left = []
+        for name in dict.fromkeys(name for step in self.steps for name in step.caches):
+            storage = self.storage[name]
+            storage.holders.discard(("cache", name))
+            if not storage.holders:
+                left.append(storage.item)
+        return tuple(left)
 
     # -- storages
 
@@ -169,15 +186,19 @@ class BlockReplay:
     def _last_reads(self, indices: range, exposes_output: bool) -> dict[str, int]:
         last: dict[str, int] = {}
         for index in indices:
-            for name in (*self.steps[index].reads, *self.steps[index].made):
+            step = self.steps[index]
+            for name in (*step.reads, *step.holds, *step.made):
                 last[name] = index
         if exposes_output:
             last.pop(self.output, None)
         return last
 
-    def _forward(self, indices: range, again: int | None = None) -> None:
-        """Runs steps forward; ``again`` is the number of the segment that is being recomputed."""
+    def _forward(self, indices: range, again: int | None = None, unmade: int | None = None) -> None:
+        """Runs steps forward; ``again``: number of the segment that is recomputed; ``unmade``: the step that only saves its inputs."""
         last = self._last_reads(indices, exposes_output=again is None)
+        if again is not None and self.segments[again].reentrant:
+            for name in self._outputs(self.segments[again]):
+                last.pop(name, None)
         holder_kind = "forward" if again is None else "again"
         ends: dict[int, list[str]] = {}
         for name, index in last.items():
@@ -186,6 +207,10 @@ class BlockReplay:
             step = self.steps[index]
             if again is None:
                 self._keep_segment_inputs(index)
+            if index == unmade:
+                self._save(index, again)
+                self._end(ends.get(index, ()), holder_kind)
+                continue
             for buffer in step.writes:
                 if again is None or buffer.name not in self.segments[again].keep:
                     self._new(buffer)
@@ -195,13 +220,18 @@ class BlockReplay:
                 self.grad_bytes[name] = round_up(view.bytes) if isinstance(view, Buffer) else self._bytes(tensor)
             for name in step.made:
                 self._hold(name, (holder_kind, name))
+            for name in step.caches if again is None else ():
+                self._hold(name, ("cache", name))
             scratch = [self._item(buffer, "transient", f"forward of {step.name}") for buffer in step.scratch]
             self.nodes.extend(alloc(item) for item in scratch if item.bytes)
             self._save(index, again)
             self.nodes.extend(free(item) for item in scratch if item.bytes)
-            for name in ends.get(index, ()):
-                if name in self.storage:
-                    self._release(self.storage[name], (holder_kind, name))
+            self._end(ends.get(index, ()), holder_kind)
+
+    def _end(self, names: Iterable[str], holder_kind: str) -> None:
+        for name in names:
+            if name in self.storage:
+                self._release(self.storage[name], (holder_kind, name))
 
     def _new(self, buffer: Buffer) -> None:
         if buffer.name == self.output:
@@ -274,10 +304,25 @@ class BlockReplay:
         segment = self.segments[number]
         self.recomputed.add(number)
         stop = segment.stop
-        if segment.early_stop:
+        stops_early = segment.early_stop and not segment.discards_output  # an output that is wanted is computed
+        if stops_early:
             while stop > segment.start and not self.steps[stop - 1].saves:
                 stop -= 1
-        self._forward(range(segment.start, stop), again=number)
+        last = self.steps[stop - 1]
+        ends_early = stops_early and stop > segment.start and set(last.saves) <= set(last.reads)
+        self._forward(range(segment.start, stop), again=number, unmade=stop - 1 if ends_early else None)
+        if segment.reentrant:
+            for name in self._outputs(segment):
+                self._hold(name, ("segment", number))
+                self._release(self.storage[name], ("again", name))
+                if name in self.grad:
+                    self.grad[name].holders.add(("segment", number))
+                    self.framed.setdefault(number, []).append(self.grad[name])
+
+    def _outputs(self, segment: Segment) -> list[str]:
+        """What steps after a segment read of it, and the block's output if it is made there."""
+        later = {name for step in self.steps[segment.stop :] for name in step.reads} | {self.output}
+        return [name for step in self.steps[segment.start : segment.stop] for name in step.made if name in later]
 
     def _leave_segment(self, number: int) -> None:
         segment = self.segments[number]
@@ -286,20 +331,27 @@ class BlockReplay:
             if name in self.storage:
                 self._release(self.storage[name], ("segment", number))
                 self._release(self.storage[name], ("kept", number))
+        for gradient in self.framed.pop(number, []):
+            self._release(gradient, ("segment", number))
 
     def _backward_step(self, index: int) -> None:
         step = self.steps[index]
         made = step.made
         arriving = [name for name in made if name in self.grad]
-        if arriving:
-            self._gradients(step, arriving)
+        new = self._gradients(step, arriving) if arriving else []
+        for name, storage in new:
+            storage.holders.add(("new", name))
         for name in arriving:
             self._release(self.grad.pop(name), ("grad", name))
         for name in dict.fromkeys(step.saves):
             if name in self.storage:
                 self._release(self.storage[name], ("saved", index))
+        for name, storage in new:
+            self._accumulate(name, storage)
+            self._release(storage, ("new", name))
 
-    def _gradients(self, step: Step, arriving: list[str]) -> None:
+    def _gradients(self, step: Step, arriving: list[str]) -> list[tuple[str, _Storage]]:
+        """What a node's own backward makes: the gradients of its reads, handed on after it has let go of its own."""
         scratch = [self._item(buffer, "transient", f"backward of {step.name}") for buffer in step.backward_scratch]
         self.nodes.extend(alloc(item) for item in scratch if item.bytes)
         made: list[tuple[str, _Storage]] = []
@@ -312,11 +364,11 @@ class BlockReplay:
                 made.append((name, self.storage[name]))
             else:
                 made.append((name, self._alloc(self._grad_item(name))))
+                made[-1][1].is_view = name in step.view_grads
         transient = [self._weight_grad(weight) for weight in step.weights]
         self.nodes.extend(free(item) for item in scratch if item.bytes)
         self.nodes.extend(free(item) for item in transient if item is not None)
-        for name, storage in made:
-            self._accumulate(name, storage)
+        return made
 
     def _grad_item(self, name: str) -> Item:
         if name == self.input:
@@ -339,13 +391,11 @@ class BlockReplay:
             storage.holders.add(("grad", name))
             self.grad[name] = storage
             return
-        if len(before.holders) > 1:  # somebody else still needs the first: the sum is a new tensor
+        if len(before.holders) > 1 or before.is_view:  # somebody else still has the first: the sum is a new tensor
             total = self._alloc(self._grad_item(name))
             total.holders.add(("grad", name))
             self._release(before, ("grad", name))
             self.grad[name] = total
-        if not storage.holders and storage.item.bytes:
-            self.nodes.append(free(storage.item))
 
     def _weight_grad(self, weight: WeightGrad) -> Item | None:
         """Makes a weight's gradient; returns the tensor that the step's end frees, if any."""

@@ -7,18 +7,20 @@ become one repeated node, so a chunk costs as many nodes as it has kinds of neig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence as ListLike
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
-from ullage.kernels.step import Context
-from ullage.memory.block import BlockProgram, BlockReplay, GradRule, Segment, boundary
+from ullage.kernels.step import Context, Segment
+from ullage.memory.block import BlockProgram, BlockReplay, GradRule, boundary
 from ullage.memory.program import Node, Repeat, Sequence, free
 from ullage.memory.rank import Chunk
-from ullage.model.graph import Block
+from ullage.model.graph import Block, Tensor
 
 _NodeOf = Callable[["Element | None", "Element", "Element | None"], Node]
 
@@ -60,11 +62,12 @@ class Replayer:
     context: Context
     recompute: Recompute
     early_stop: bool = True
+    reentrant: bool = False  # torch.utils.checkpoint(use_reentrant=True) and its like
     method: str = "uniform"  # of {layers: n}: Megatron's names
     group: int = 1
 
     def program(self, block: Block, mode: str, rule: GradRule) -> BlockProgram:
-        return _program(block, self.context, mode, rule, self.recompute, self.early_stop)
+        return _program(block, self.context, mode, rule, self.recompute, self.early_stop, self.reentrant)
 
     def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
         if element.size == 1:
@@ -77,24 +80,35 @@ class Replayer:
 
 @lru_cache(maxsize=4096)
 def _program(
-    block: Block, context: Context, mode: str, rule: GradRule, recompute: Recompute, early_stop: bool
+    block: Block,
+    context: Context,
+    mode: str,
+    rule: GradRule,
+    recompute: Recompute,
+    early_stop: bool,
+    reentrant: bool,
 ) -> BlockProgram:
     steps = stacks.lower(block, context)
     segments: tuple[Segment, ...] = ()
     if mode in (CHECKPOINT, NO_GRAD):
-        segments = (Segment(start=0, stop=len(steps), early_stop=early_stop),)
+        segments = (Segment(start=0, stop=len(steps), early_stop=early_stop, reentrant=reentrant),)
     elif mode == SELECTIVE:
         segments = stacks.segments(block, context, recompute)
     is_first = block.role == "embedding"
     return BlockReplay(
         steps,
         input=None if is_first else block.input.name,
-        input_bytes=0 if is_first else context.tensor(block.input).bytes,
+        input_bytes=0 if is_first else stream_bytes(block.input, context),
         output=block.output.name,
         segments=segments,
         grad_rule=rule,
         keeps_input=mode != NO_GRAD,
     ).run()
+
+
+def stream_bytes(tensor: Tensor, context: Context) -> int:
+    """Bytes of a tensor that blocks hand on, in the type of the residual stream."""
+    return context.buffer(tensor.name, tensor.dims, tensor.elements or context.residual).bytes
 
 
 @lru_cache(maxsize=1024)
@@ -103,13 +117,16 @@ def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgr
     first = replayer.program(element.block, CHECKPOINT, rule)
     inner = replayer.program(element.block, NO_GRAD, rule)
     plain = replayer.program(element.block, PLAIN, rule)
-    stream = boundary(replayer.context.tensor(element.block.output).bytes)
+    stream = boundary(stream_bytes(element.block.output, replayer.context))
     backward = Sequence(
         [Repeat(element.size, plain.forward), free(stream), Repeat(element.size, plain.backward)], "recompute"
     )
     grads = tuple((f"{index}.{name}", item) for index in range(element.size) for name, item in plain.grads)
     return BlockProgram(
-        forward=Sequence([first.forward, Repeat(element.size - 1, inner.forward)]), backward=backward, grads=grads
+        forward=Sequence([first.forward, Repeat(element.size - 1, inner.forward)]),
+        backward=backward,
+        grads=grads,
+        cached=first.cached * element.size,
     )
 
 
@@ -163,6 +180,12 @@ def forward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: G
         return built[key]
 
     return Sequence(_compressed(elements, node))
+
+
+def leave_context(elements: ListLike[Element], replayer: Replayer, rule: GradRule) -> Node:
+    """The end of the context that a forward runs in: what only its caches still hold goes (autocast's copies of weights)."""
+    counts = Counter(item for element in elements for item in replayer.element_program(element, rule).cached)
+    return Sequence([free(item, count) for item, count in counts.items()])
 
 
 def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: GradRule) -> Node:

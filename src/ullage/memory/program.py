@@ -216,60 +216,55 @@ class Event(NamedTuple):
 
 def events(node: Node) -> Iterator[Event]:
     """The program written out. A free ends the youngest allocation of its item in its own micro-batch, else the youngest of all."""
-    return _Writer().write(node)
+    shared: defaultdict[Item, list[int]] = defaultdict(list)
+    opened: defaultdict[int, deque[defaultdict[Item, list[int]]]] = defaultdict(deque)
+    scope = shared
+    handle = 0
+    for change in _flat(node):
+        if isinstance(change, tuple):
+            kind, chunk = change
+            if kind == "F":
+                opened[chunk].append(defaultdict(list))
+                scope = opened[chunk][-1]
+            elif kind == "B":
+                scope = opened[chunk][0]
+            elif kind == "end B":  # what a backward leaves outlives its micro-batch
+                for item, handles in opened[chunk].popleft().items():
+                    shared[item].extend(handles)
+                scope = shared
+            else:
+                scope = shared
+            continue
+        item = change.item
+        for _ in range(change.count):
+            scope[item].append(handle)
+            yield Event(handle, item, True)
+            handle += 1
+        for _ in range(-change.count):
+            handles = scope[item] or shared[item] or _elsewhere(item, opened)
+            yield Event(handles.pop(), item, False)
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self._next = 0
-        self._shared: defaultdict[Item, list[int]] = defaultdict(list)
-        self._open: defaultdict[int, deque[defaultdict[Item, list[int]]]] = defaultdict(deque)
-        self._scope = self._shared
+def _elsewhere(item: Item, opened: defaultdict[int, deque[defaultdict[Item, list[int]]]]) -> list[int]:
+    for queue in opened.values():
+        for scope in queue:
+            if scope[item]:
+                return scope[item]
+    raise AssertionError(f"{item.what} is freed and was never allocated")
 
-    def write(self, node: Node) -> Iterator[Event]:
-        if isinstance(node, Change):
-            yield from self._change(node)
-        elif isinstance(node, Repeat):
-            for _ in range(node.times):
-                yield from self.write(node.child)
-        else:
-            assert isinstance(node, Sequence)
-            outer = self._scope
-            if node.scope is not None:
-                self._enter(*node.scope)
-            for child in node.children:
-                yield from self.write(child)
-            if node.scope is not None:
-                self._leave(*node.scope)
-                self._scope = outer
 
-    def _enter(self, kind: str, chunk: int) -> None:
-        if kind == "F":
-            self._open[chunk].append(defaultdict(list))
-            self._scope = self._open[chunk][-1]
-        else:
-            self._scope = self._open[chunk][0]
+_Mark = tuple[str, int]
 
-    def _leave(self, kind: str, chunk: int) -> None:
-        if kind == "B":
-            for item, handles in self._open[chunk].popleft().items():
-                self._shared[item].extend(handles)
 
-    def _change(self, node: Change) -> Iterator[Event]:
-        for _ in range(node.count):
-            self._scope[node.item].append(self._next)
-            yield Event(self._next, node.item, True)
-            self._next += 1
-        for _ in range(-node.count):
-            mine = self._scope[node.item]
-            handles = mine if mine else self._anywhere(node.item)
-            yield Event(handles.pop(), node.item, False)
-
-    def _anywhere(self, item: Item) -> list[int]:
-        if self._shared[item]:
-            return self._shared[item]
-        for queue in self._open.values():
-            for scope in queue:
-                if scope[item]:
-                    return scope[item]
-        raise AssertionError(f"{item.what} is freed and was never allocated")
+def _flat(node: Node) -> list[Change | _Mark]:
+    """The program's changes in order, with marks where a micro-batch begins and ends."""
+    if isinstance(node, Change):
+        return [node]
+    if isinstance(node, Repeat):
+        return _flat(node.child) * node.times
+    assert isinstance(node, Sequence)
+    inner = [change for child in node.children for change in _flat(child)]
+    if node.scope is None:
+        return inner
+    kind, chunk = node.scope
+    return [(kind, chunk), *inner, (f"end {kind}", chunk)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ullage.errors import Infeasible
+from ullage.frozen import hash_once
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Layout
 from ullage.model.graph import Block, Graph, Param, Run
@@ -48,6 +49,10 @@ class Rank:
     index: int
     chunks: tuple[Chunk, ...]
     params: tuple[LocalParam, ...]
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.index, self.chunks, self.params)
 
     @property
     def first(self) -> bool:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ullage.frozen import FrozenMap
+from ullage.frozen import FrozenMap, hash_once
 
 Dim = str | int
 """A named dimension, or the bare size of an unnamed one."""
@@ -76,6 +76,10 @@ class Block:
     input: Tensor
     output: Tensor
     role: str = "layer"
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.name, self.ops, self.role)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -102,6 +106,10 @@ class Graph:
     runs: tuple[Run, ...]
     sizes: FrozenMap
     tied: tuple[tuple[str, str], ...] = ()
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.name, self.runs, self.sizes, self.tied)
 
     def blocks(self) -> Iterator[Block]:
         """Every block in execution order, repeats written out."""

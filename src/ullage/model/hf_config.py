@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ullage.errors import InvalidInput, UnknownKey, Unsupported, nearest
 from ullage.model.config import ModelConfig
-from ullage.model.decoder import DecoderSpec
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 
 OWN_TYPE = "gpt"
 _FAMILIES = Path(__file__).parent / "families"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ullage.model.decoder import DecoderSpec
 from ullage.model.keys import REQUIRED, Keys, Required
+from ullage.model.spec import DecoderSpec
 
 
 def standard(

@@ -6,14 +6,14 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 from ullage import dtypes
-from ullage.engines.deepspeed.partition import is_trainable
 from ullage.engines.deepspeed.passes import Backward
 from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import Element, Replayer, Wrap
-from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
+from ullage.memory.program import Item, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,47 +26,49 @@ class WholeGradients:
     items: tuple[tuple[Item, int], ...]
 
     @property
+    def all(self) -> Node:
+        return Sequence([alloc(item) for item, _ in self.items])
+
+    @property
     def free(self) -> Node:
         return Sequence([free(item) for item, _ in self.items])
 
 
-def whole_gradients(job: Job, rank: Rank, replayer: Replayer) -> WholeGradients:
-    keep = GradRule(mode="keep", dtype=job.precision.grads)
-    items = _items(job, rank, replayer, keep)
-    early = job.layout.pp > 1 and job.data.grad_accum > 1
+def whole_gradients(
+    job: Job, graph: Graph, rank: Rank, replayer: Replayer, *, dtype: str | None = None, each: bool = False
+) -> WholeGradients:
+    """dtype: of the gradients, the job's unless given. each: every backward makes them anew."""
+    dtype = dtype or job.precision.grads
+    keep, add = GradRule(mode="keep", dtype=dtype), GradRule(mode="add")
+    early = job.layout.pp > 1 and job.data.grad_accum > 1 and not each
+    tied = is_tied_here(graph, rank)
 
     def backward(elements: ListLike[Element], first: bool) -> Node:
-        rule = keep if first and not early else GradRule(mode="add")
-        return chunks.backward(elements, replayer, Wrap(), rule)
+        if not first or early:
+            return chunks.backward(elements, replayer, Wrap(), add)
+        made_before = [element for element in elements if tied and element.block.role == "embedding"]
+        rest = elements[len(made_before) :]
+        passes = [chunks.backward(rest, replayer, Wrap(), keep)]
+        if made_before:  # the head made the shared weight's gradient: the embedding's is added to it
+            passes.append(chunks.backward(made_before, replayer, Wrap(), add))
+        return Sequence(passes)
 
+    items = _items(rank, replayer, keep, tied)
     before = Sequence([alloc(item) for item, _ in items] if early else [])
     return WholeGradients(before=before, backward=backward, items=items)
 
 
-def _items(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> tuple[tuple[Item, int], ...]:
-    """The gradients that the backward keeps, as its own Items."""
-    size = dtypes.bits(job.precision.grads) // 8
+def is_tied_here(graph: Graph, rank: Rank) -> bool:
+    """Whether embedding and head are one parameter, and both on this rank."""
+    return bool(graph.tied) and rank.first and rank.last
+
+
+def _items(rank: Rank, replayer: Replayer, rule: GradRule, tied: bool) -> tuple[tuple[Item, int], ...]:
+    """The gradients that the backward keeps, as its own Items, with their elements."""
+    size = dtypes.bits(rule.dtype or "bf16") // 8
     found: list[tuple[Item, int]] = []
     for chunk in rank.chunks:
         for element in replayer.elements(chunk):
-            found += [(item, item.bytes // size) for _, item in replayer.element_program(element, rule).grads]
+            if not (tied and element.block.role == "embedding"):
+                found += [(item, item.bytes // size) for _, item in replayer.element_program(element, rule).grads]
     return tuple(found)
-
-
-def gradient_items(job: Job, rank: Rank) -> list[tuple[Item, int]]:
-    """Gradients as plain items in model order, where no backward's own Items are needed."""
-    by_name = {param.name: param for param in rank.params}
-    found = []
-    for chunk in rank.chunks:
-        for run in chunk.runs:
-            for param in run.block.params:
-                local = by_name.get(f"{run.block.name}.{param.name}")
-                if local is not None and is_trainable(job, local):
-                    item = Item(
-                        category="gradients",
-                        what=f"gradient of {param.name}",
-                        bytes=round_up(dtypes.size_bytes(local.numel, job.precision.params)),
-                        formula=f"{local.numel} elements ({job.precision.params})",
-                    )
-                    found.append((item, run.repeat))
-    return found

@@ -6,8 +6,10 @@ pipe/schedule.py (TrainSchedule.num_pipe_buffers: at least two), as of 2022 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as ListLike
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
@@ -95,19 +97,12 @@ class _Pipe:
         self.sliced = context.tp > 1
         self.received, self.sent_grad = boundary(stream.bytes), boundary_grad(stream.bytes)
         self.loss, self.loss_grad = boundary(4), boundary_grad(4)
-        self.copy = Item(
-            category="activations",
-            what="copy of the stage's input",
-            bytes=round_up(stream.bytes),
-            formula=stream.formula,
-            lives="a micro-batch's forward to its gradient's send",
-        )
-        self.slice = Item(
-            category="activations",
-            what="slice of the stage's output that was sent",
-            bytes=round_up(stream.bytes // context.tp),
-            formula=f"{stream.formula} / tp {context.tp}",
-            lives="a micro-batch's forward to its backward",
+        self.copy = _held("copy of the stage's input", stream.bytes, stream.formula, "a micro-batch's forward to its gradient's send")
+        self.slice = _held(
+            "slice of the stage's output that was sent",
+            stream.bytes // context.tp,
+            f"{stream.formula} / tp {context.tp}",
+            "a micro-batch's forward to its backward",
         )
         self.outputs = stale_outputs(job, context)
 
@@ -145,15 +140,16 @@ def stale_outputs(job: Job, context: Context) -> Item:
     Megatron-DeepSpeed's last layer turns them into fp32, in which the cross entropy works in place.
     """
     if "vocab" not in context.sizes:
-        return Item(category="activations", what="output of the last stage, kept in its slot", bytes=0)
+        return _held("output of the last stage, kept in its slot", 0, "", "")
     logits = context.buffer("logits", (BATCH, SEQ, "vocab"), "fp32" if job.stack == "megatron" else None)
-    return Item(
-        category="activations",
-        what="logits of an earlier micro-batch, kept in their slot",
-        bytes=round_up(logits.bytes),
-        formula=logits.formula,
-        lives="until the next micro-batch in that slot has run",
-    )
+    what = "logits of an earlier micro-batch, kept in their slot"
+    return _held(what, logits.bytes, logits.formula, "until the next micro-batch in that slot has run")
+
+
+@lru_cache(maxsize=1024)
+def _held(what: str, n_bytes: int, formula: str, lives: str) -> Item:
+    """One object for one line of the ledger, so that a free finds its allocation."""
+    return Item(category="activations", what=what, bytes=round_up(n_bytes), formula=formula, lives=lives)
 
 
 def pipeline_buffers(job: Job, rank: Rank, context: Context) -> list[tuple[Item, int]]:

@@ -17,6 +17,7 @@ from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
 
 
 def static(job: Job, held: Held, knobs: Knobs) -> Static:
@@ -24,11 +25,16 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
     if job.precision.params != "fp32":
         for name, flat in held.flats:
             found.append((sized("optimizer", f"master parameters ({name})", flat.total, knobs.master), 1))
-    return found + states.moments(job, knobs, states.stepped([flat.total for _, flat in held.flats], knobs))
+    return found
 
 
-def step(job: Job, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
-    grads = whole_gradients(job, rank, replayer)
+def moments(job: Job, held: Held, knobs: Knobs) -> Static:
+    """Adam's moments and their like: made by the first step."""
+    return states.moments(job, knobs, states.stepped([flat.total for _, flat in held.flats], knobs))
+
+
+def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
+    grads = whole_gradients(job, graph, rank, replayer)
     passes = Passes(
         job=job, rank=rank, replayer=replayer, forward=plain_forward(replayer), backward=grads.backward
     ).all_micro_batches()

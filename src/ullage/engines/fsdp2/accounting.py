@@ -231,19 +231,18 @@ def _first_unit(units: Units, part: Chunk) -> Unit | None:
     return next((unit for run in part.runs if (unit := units.unit(run.block)) is not None), None)
 
 
-def _groups(job: Job) -> tuple[tuple[str, int], ...]:
+def _groups(job: Job) -> tuple[tuple[str, int, int], ...]:
+    """(name, ranks, nodes crossed) of the groups that communicate; ranks of a node are neighbours in tp, then cp, then dp, then pp."""
     layout = job.layout
     shard = job.engine.shard_group or layout.dp * layout.cp
+    per_node = job.cluster.gpus_per_node
     sizes = {
-        "world": layout.world,
-        "dp_shard": shard,
-        "dp_replicate": layout.dp * layout.cp // shard,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
-        "ep": layout.ep,
+        "world": (layout.world, layout.world),
+        "dp_shard": (shard, layout.tp * shard),
+        "dp_replicate": (layout.dp * layout.cp // shard, layout.tp * layout.dp * layout.cp),
+        "tp": (layout.tp, layout.tp),
+        "pp": (layout.pp, layout.world),
+        "cp": (layout.cp, layout.tp * layout.cp),
+        "ep": (layout.ep, layout.tp * layout.ep),
     }
-    return tuple((name, size) for name, size in sizes.items() if size > 1)
-
-
-
+    return tuple((name, size, -(-span // per_node)) for name, (size, span) in sizes.items() if size > 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.model.decoder import DecoderSpec, Latent
 from ullage.model.families import deepseek
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec, Latent
 from ullage.model.standard import standard
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.model.decoder import DecoderSpec
 from ullage.model.families import deepseek, deepseek_v2
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 from ullage.model.standard import standard
 
 

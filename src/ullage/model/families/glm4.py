@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.model.decoder import DecoderSpec
 from ullage.model.families import glm
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 
 
 def spec(keys: Keys) -> DecoderSpec:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from ullage.errors import Contradiction
-from ullage.model.decoder import DecoderSpec, Experts, Latent
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec, Experts, Latent
 from ullage.model.standard import dense_layers, head_size
 
 MAIN_KEYS: Final = (

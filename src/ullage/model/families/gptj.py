@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ullage.model.decoder import DecoderSpec
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 from ullage.model.standard import head_size
 
 

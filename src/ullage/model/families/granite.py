@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ullage.model.decoder import DecoderSpec
 from ullage.model.families import llama
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 
 
 def spec(keys: Keys) -> DecoderSpec:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.model.decoder import DecoderSpec, Experts
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec, Experts
 from ullage.model.standard import standard
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ullage.errors import Unsupported
-from ullage.model.decoder import DecoderSpec
 from ullage.model.keys import Keys
+from ullage.model.spec import DecoderSpec
 from ullage.model.standard import head_size
 
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding

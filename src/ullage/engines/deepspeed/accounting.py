@@ -1,0 +1,63 @@
+"""What DeepSpeed keeps on one rank, and when: which wrapper a job gets, and its account.
+
+Source: runtime/engine.py (_configure_optimizer, _do_optimizer_sanity_check, get_data_types).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ullage.engines.base import Account, context_of
+from ullage.engines.deepspeed import bf16, offload, stage0, stage3, stage12, states
+from ullage.engines.deepspeed.options import knobs as read_knobs
+from ullage.engines.deepspeed.partition import held as held_by
+from ullage.engines.deepspeed.passes import pipeline_buffers
+from ullage.job.job import Job
+from ullage.memory.chunk import Replayer
+from ullage.memory.program import Node
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
+
+
+def account(job: Job, graph: Graph, rank: Rank) -> Account:
+    context = context_of(job, graph)
+    knobs = read_knobs(job, graph)
+    held = held_by(job, rank)
+    replayer = Replayer(
+        context=context,
+        recompute=job.recompute,
+        early_stop=job.stack != "megatron",
+        group=_checkpointed_together(job),
+    )
+    wrapper: ModuleType = bf16 if knobs.bf16_optimizer else (stage0, stage12, stage12, stage3)[job.engine.zero_stage]
+    kept = wrapper.static(job, held, knobs)
+    moments = wrapper.moments(job, held, knobs)
+    step: Node = wrapper.step(job, graph, rank, held, knobs, replayer)
+    static = [*states.beside_the_model(job), *pipeline_buffers(job, rank, context), *kept, *moments]
+    return Account(
+        static=tuple((item, count) for item, count in static if item.bytes),
+        step=step,
+        late=tuple(item for item, count in moments if count == 1),
+        groups=_groups(job),
+        host_bytes=offload.host_bytes(job, held, knobs),
+    )
+
+
+def _checkpointed_together(job: Job) -> int:
+    layers = job.engine.options.get("checkpoint_num_layers", 1)
+    return layers if isinstance(layers, int) and layers > 0 else 1
+
+
+def _groups(job: Job) -> tuple[tuple[str, int, int], ...]:
+    """Groups that communicate: name, ranks, nodes crossed. Ranks are laid out tp fastest, then dp, then pp; under the pipeline engine
+    each pair of neighbours has a communicator of its own (pipe/p2p.py, topology.py)."""
+    layout = job.layout
+    node = job.cluster.scale_up_gpus
+    inner = layout.tp * layout.cp
+    groups = {
+        "tp": (layout.tp, layout.tp),
+        "dp": (layout.dp * layout.cp, inner * layout.dp),
+        "ep": (layout.ep, inner * layout.dp),
+        "pp": (layout.pp, layout.world),
+    }
+    return tuple((name, size, -(-reach // node)) for name, (size, reach) in groups.items() if size > 1)

@@ -1,0 +1,61 @@
+"""When a backward's reduction bucket fills, and what that takes: DeepSpeed's independent-partition-gradient (IPG) buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.engines.deepspeed.options import Knobs
+from ullage.engines.deepspeed.partition import Held, Own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Moments of a backward as numbers of blocks (last first) that have run: ``bucket`` is allocated after so many, the first one is
+    full after ``flush``, the first own gradients are reduced after ``own``. waiting: elements of the largest gradient that waits.
+    filled: elements of the fullest bucket. concatenated: the same if more than one rank owns them, else 0."""
+
+    bucket: int
+    flush: int
+    own: int
+    waiting: int
+    filled: int
+    concatenated: int
+
+
+def plan(
+    numels: list[tuple[int, ...]], held: Held, owns: tuple[Own, ...], knobs: Knobs, *, tied: bool = False
+) -> Buckets:
+    """Walks the gradients of a backward (``numels``: of each block in model order) through buckets.
+
+    A gradient larger than a bucket is reduced alone; it is concatenated too if more than one rank owns it.
+    """
+    del tied  # a shared weight's gradient is ready only when both its uses have run; it is counted with the embedding
+    total = sum(len(block) for block in numels)
+    last_own = max((own.last for own in owns), default=-1)
+    bucket = flush = own = 0
+    fill = largest_fill = waiting = 0
+    place = total
+    pending_own = False
+    for ran, block in enumerate(reversed(numels), start=1):
+        for numel in reversed(block):
+            place -= 1
+            bucket = bucket or ran
+            if fill and fill + numel > knobs.reduce_bucket:
+                flush = flush or ran
+                largest_fill = max(largest_fill, fill)
+                waiting = max(waiting, numel)
+                own = own or (ran if pending_own else 0)
+                fill = 0
+            fill += numel
+            pending_own = pending_own or place <= last_own
+    largest_fill = max(largest_fill, fill)
+    end = len(numels)
+    spans = any(flat.spans_owners(largest_fill) for _, flat in held.flats) or knobs.round_robin
+    return Buckets(
+        bucket=min(bucket or end, end),
+        flush=flush or end,
+        own=own or end,
+        waiting=waiting,
+        filled=largest_fill,
+        concatenated=largest_fill if spans and any(flat.shards > 1 for _, flat in held.flats) else 0,
+    )

@@ -1,0 +1,285 @@
+"""Stages 1 and 2 (DeepSpeedZeroOptimizer): weights whole, masters and moments in flat partitions; stage 2 keeps its own gradients alone.
+
+Source: runtime/zero/stage_1_and_2.py. Gradients go through a bucket of ``reduce_bucket_size`` elements, which is allocated whole at the
+first gradient; a bucket with slices of more than one owner is concatenated once more for its all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ullage.engines.base import sized
+from ullage.engines.deepspeed import states
+from ullage.engines.deepspeed.buckets import Buckets, plan
+from ullage.engines.deepspeed.grads import is_tied_here, whole_gradients
+from ullage.engines.deepspeed.options import Knobs
+from ullage.engines.deepspeed.partition import Held, Own, element_numels
+from ullage.engines.deepspeed.passes import Passes, plain_forward, uses_pipeline_engine
+from ullage.engines.deepspeed.states import Static
+from ullage.job.job import Job
+from ullage.memory import chunk as chunks
+from ullage.memory.block import BlockProgram, GradRule
+from ullage.memory.chunk import Element, Replayer, Wrap
+from ullage.memory.program import Item, Node, Sequence, alloc, free
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
+
+_ADD = GradRule(mode="add")
+
+
+def static(job: Job, held: Held, knobs: Knobs) -> Static:
+    found = states.flat_weights(job, held)
+    if job.offload.optimizer != "none":
+        return found
+    for name, flat in held.flats:
+        master = sized("optimizer", f"master partition ({name})", flat.padded, knobs.master, shards=flat.shards)
+        found.append((master, 1))
+    return found
+
+
+def moments(job: Job, held: Held, knobs: Knobs) -> Static:
+    """Adam's moments and their like: made by the first step."""
+    if job.offload.optimizer != "none":
+        return []
+    return states.moments(job, knobs, states.stepped([flat.partition for _, flat in held.flats], knobs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """One data-parallel rank of a pipeline rank: what its gradients need."""
+
+    job: Job
+    graph: Graph
+    rank: Rank
+    held: Held
+    knobs: Knobs
+    replayer: Replayer
+    owns: tuple[Own, ...]
+    own: Item
+    bucket: Item
+
+    @property
+    def offloads(self) -> bool:
+        return self.job.offload.optimizer != "none"
+
+    @property
+    def accumulates_in_fp32(self) -> bool:
+        return _accumulates_in_fp32(self.job)
+
+    @property
+    def largest_slice(self) -> int:
+        return max((own.largest_slice for own in self.owns), default=0)
+
+
+def _accumulates_in_fp32(job: Job) -> bool:
+    return job.precision.grads == "fp32" and job.precision.params != "fp32"
+
+
+def _own_gradient_buffer(job: Job, held: Held, knobs: Knobs, owns: tuple[Own, ...]) -> Item:
+    """Own gradients: every parameter that the partition touches in full; the partition alone where they are summed in fp32."""
+    lives = "first reduction to the step"
+    if _accumulates_in_fp32(job):
+        return sized("gradients", "own gradients", held.partition, "fp32", lives=lives)
+    whole = sum(own.whole for own in owns)
+    why = "every parameter that touches this rank's partition, whole"
+    return sized("gradients", "own gradients", whole, knobs.grads, why=why, lives=lives)
+
+
+def _bucket(job: Job, knobs: Knobs) -> Item:
+    copies = 2 if knobs.overlap_comm else 1
+    return sized(
+        "communication",
+        "reduction buckets" if copies > 1 else "reduction bucket",
+        copies * knobs.reduce_bucket,
+        knobs.reduce if _accumulates_in_fp32(job) else knobs.grads,
+        why="reduce_bucket_size, allocated whole" + (", twice with overlap_comm" if copies > 1 else ""),
+        lives="first gradient of a backward to its end",
+    )
+
+
+def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
+    """The step of the data-parallel rank that needs most: the first, the last, or the one with the most own gradients."""
+    shards = [flat.shards for _, flat in held.flats]
+    most = held.dense.shards if held.dense.numels else max(shards, default=1)
+    indices = {0, most - 1, max(range(most), key=lambda index: _owned(held, index))}
+    programs = []
+    for index in sorted(indices):
+        owns = tuple(flat.own(index % flat.shards) for _, flat in held.flats)
+        one = _Rank(
+            job=job,
+            graph=graph,
+            rank=rank,
+            held=held,
+            knobs=knobs,
+            replayer=replayer,
+            owns=owns,
+            own=_own_gradient_buffer(job, held, knobs, owns),
+            bucket=_bucket(job, knobs),
+        )
+        programs.append(_stage_1(one) if job.engine.zero_stage == 1 and not knobs.overlap_comm else _stage_2(one))
+    return max(programs, key=lambda node: node.peak_bytes)
+
+
+def _owned(held: Held, index: int) -> int:
+    return sum(flat.own(index % flat.shards).whole for _, flat in held.flats)
+
+
+# -- stage 2: gradients are reduced as they come
+
+
+def _stage_2(one: _Rank) -> Node:
+    def backward(elements: ListLike[Element], first: bool) -> Node:
+        return _reducing_backward(one, elements, first)
+
+    passes = Passes(
+        job=one.job, rank=one.rank, replayer=one.replayer, forward=plain_forward(one.replayer), backward=backward
+    ).all_micro_batches()
+    return Sequence([passes, *_step(one, Sequence([free(one.own)]) if not one.offloads else Sequence([]))])
+
+
+def _reducing_backward(one: _Rank, elements: ListLike[Element], first: bool) -> Node:
+    """Blocks between the moments at which something appears: the bucket, the first full bucket, the own gradients."""
+    tied = is_tied_here(one.graph, one.rank)
+    numels = element_numels(one.job, one.rank, elements)
+    where = plan(numels, one.held, one.owns, one.knobs, tied=tied)
+    cuts = sorted({0, where.bucket, where.flush, where.own, len(elements)})
+    nodes: list[Node] = []
+    ends = len(elements)
+    for start, stop in pairwise(cuts):
+        piece = elements[ends - stop : ends - start]
+        wrap = _Flushing(one, where) if start >= where.flush else Wrap()
+        # A weight's gradient meets the bucket before it is freed: the first block's are kept until the bucket is there.
+        rule = GradRule(mode="keep") if stop <= where.bucket else _ADD
+        nodes.append(chunks.backward(piece, one.replayer, wrap, rule))
+        if stop == where.bucket:
+            nodes.append(alloc(one.bucket))
+            nodes += [free(item) for element in piece for _, item in one.replayer.element_program(element, rule).grads]
+        if stop == where.flush:
+            nodes.append(_flush(one, where))
+        if stop == where.own:
+            nodes += _own_gradients(one)
+    accumulated = [] if first or one.accumulates_in_fp32 or one.offloads else [free(one.own)]
+    if one.accumulates_in_fp32 and not first and not one.offloads:
+        accumulated = [free(one.own)]
+    return Sequence([*nodes, Sequence([*accumulated, free(one.bucket)], "gradient reduction")])
+
+
+def _own_gradients(one: _Rank) -> list[Node]:
+    if not one.offloads:
+        return [alloc(one.own)]
+    staging = states.transient("gradient on its way to the host", one.held.dense.largest, one.knobs.grads, "backward")
+    return [alloc(staging), states.norm_of_one_slice(one.largest_slice, "fp64"), free(staging)]
+
+
+def _flush(one: _Rank, where: Buckets) -> Node:
+    """A full bucket's reduction, while the gradient that did not fit waits."""
+    nodes: list[Node] = []
+    waiting = states.transient("gradient that waits for the bucket", where.waiting, one.job.precision.params, "reduction")
+    if where.concatenated:
+        concat = states.transient(
+            "concatenated bucket", where.concatenated, one.knobs.reduce, "reduction", why="slices of more than one owner"
+        )
+        nodes = [alloc(waiting), alloc(concat), free(concat), free(waiting)]
+    return Sequence(nodes, "gradient reduction")
+
+
+class _Flushing(Wrap):
+    """After each block a bucket may be full."""
+
+    def __init__(self, one: _Rank, where: Buckets) -> None:
+        self.flush = _flush(one, where)
+
+    def backward(
+        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
+    ) -> Node:
+        return Sequence([program.backward, self.flush])
+
+
+# -- stage 1: gradients stay whole until the last micro-batch
+
+
+def _stage_1(one: _Rank) -> Node:
+    grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
+    passes = Passes(
+        job=one.job, rank=one.rank, replayer=one.replayer, forward=plain_forward(one.replayer), backward=grads.backward
+    ).all_micro_batches()
+    if not one.knobs.stage1_buckets:
+        return Sequence([grads.before, passes, *_flattened_reduction(one, grads.items)])
+    nodes: list[Node] = []
+    if not uses_pipeline_engine(one.job):  # the pipeline engine allocates the bucket at the boundary
+        grads_first = [alloc(one.bucket)] if one.job.data.grad_accum > 1 else []
+        nodes = [*grads_first]
+    early = bool(nodes)
+    reduction = Sequence([*([] if early else [alloc(one.bucket)]), *_boundary(one, grads.items), free(one.bucket)])
+    after = Sequence([free(one.own)])
+    return Sequence([*nodes, grads.before, passes, Sequence([reduction], "gradient reduction"), *_step(one, after)])
+
+
+def _boundary(one: _Rank, items: tuple[tuple[Item, int], ...]) -> list[Node]:
+    """The last backward's end: gradients are copied into the bucket in model order; own ones move on into a buffer of their own."""
+    nodes: list[Node] = []
+    fill = 0
+    owned = False
+    firsts = [own.first for own in one.owns]
+
+    def flush(elements: int) -> list[Node]:
+        found: list[Node] = []
+        if any(flat.spans_owners(elements) for _, flat in one.held.flats) and one.job.layout.dp > 1:
+            concat = states.transient("concatenated bucket", elements, one.knobs.reduce, "reduction")
+            found.append(states.pulse(concat))
+        return found
+
+    for at, (item, numel) in enumerate(items):
+        if fill and fill + numel > one.knobs.reduce_bucket:
+            nodes += flush(fill)
+            if not owned and at >= min(firsts, default=0):
+                nodes.append(alloc(one.own))
+                owned = True
+            fill = 0
+        nodes.append(free(item))
+        fill += numel
+    nodes += flush(fill)
+    return nodes if owned else [*nodes, alloc(one.own)]
+
+
+def _flattened_reduction(one: _Rank, items: tuple[tuple[Item, int], ...]) -> list[Node]:
+    """Before 0.7 stage 1 ignored contiguous_gradients: a flattened copy for each all-reduce, own gradients stay where they are."""
+    flat = states.transient(
+        "flattened gradients of one all-reduce",
+        min(one.knobs.reduce_bucket, one.held.trainable),
+        one.knobs.reduce,
+        "gradient reduction",
+    )
+    firsts, lasts = min((own.first for own in one.owns), default=0), max((own.last for own in one.owns), default=-1)
+    others = [free(item) for place, (item, _) in enumerate(items) if not firsts <= place <= lasts]
+    mine = [free(item) for place, (item, _) in enumerate(items) if firsts <= place <= lasts]
+    return [
+        Sequence([states.pulse(flat)], "gradient reduction"),
+        Sequence(others),
+        *_step(one, Sequence(mine)),
+    ]
+
+
+# -- the step
+
+
+def _step(one: _Rank, free_own: Node) -> list[Node]:
+    """Norm and overflow check on 16-bit slices; own gradients flattened, cast to fp32, then the optimizer on the flat partition."""
+    sizes = [flat.partition for _, flat in one.held.flats]
+    if one.offloads:
+        return [Sequence([free_own], "optimizer step on the host")]
+    checks = [states.overflow_check(one.largest_slice, one.knobs), states.norm_of_one_slice(one.largest_slice, "fp64")]
+    if one.accumulates_in_fp32:  # the accumulator is the optimizer's gradient
+        return [*checks, states.optimizer_step(one.job, one.knobs, sizes), free_own]
+    flat = states.transient("flattened own gradients", one.held.partition, one.knobs.grads, "until they are cast")
+    if one.knobs.master == one.knobs.grads:
+        return [*checks, Sequence([alloc(flat), free_own]), states.optimizer_step(one.job, one.knobs, sizes), free(flat)]
+    cast = states.transient(f"{one.knobs.master} gradients of the partition", one.held.partition, one.knobs.master, "optimizer step")
+    return [
+        *checks,
+        Sequence([alloc(flat), alloc(cast), free(flat), free_own], "own gradients into fp32"),
+        states.optimizer_step(one.job, one.knobs, sizes),
+        free(cast),
+    ]

@@ -1,0 +1,155 @@
+"""Stage 3 (DeepSpeedZeroOptimizer_Stage3): weights in shards, gathered module by module; one permanent buffer of gradient shards.
+
+Sources: runtime/zero/stage3.py, partition_parameters.py, parameter_offload.py. gathers.py says which parameters are whole, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+from ullage.engines.base import sized
+from ullage.engines.deepspeed import states
+from ullage.engines.deepspeed.buckets import Buckets, plan
+from ullage.engines.deepspeed.gathers import Gathers, persistent_numel
+from ullage.engines.deepspeed.options import Knobs
+from ullage.engines.deepspeed.partition import Held, data_parallel, element_numels
+from ullage.engines.deepspeed.passes import Passes
+from ullage.engines.deepspeed.states import Static
+from ullage.job.job import Job
+from ullage.memory.chunk import Element, Replayer
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
+
+
+def shard_numel(held: Held) -> int:
+    """Elements of this rank's shards: each parameter is padded to a multiple of its ranks."""
+    return sum(-(-numel // flat.shards) for _, flat in held.flats for numel in flat.numels)
+
+
+def static(job: Job, held: Held, knobs: Knobs) -> Static:
+    share = shard_numel(held)
+    shards = data_parallel(job)
+    found: Static = []
+    if job.offload.params == "none":
+        found.append((sized("parameters", "parameter shards", share, job.precision.params, why="one buffer"), 1))
+        if held.frozen:
+            found.append(
+                (sized("parameters", "frozen parameter shards", held.frozen, job.precision.params, shards=shards), 1)
+            )
+    bucket = sized("communication", "reduction bucket", knobs.reduce_bucket, knobs.reduce, why="reduce_bucket_size")
+    found.append((bucket, 1))
+    if job.offload.optimizer != "none":
+        return found
+    found += [
+        (sized("optimizer", "master shards", share, knobs.master, why="a copy of its own, in fp32 too"), 1),
+        (sized("gradients", "gradient shards", share, knobs.grads, why="permanent, the accumulator too"), 1),
+    ]
+    return found
+
+
+def moments(job: Job, held: Held, knobs: Knobs) -> Static:
+    """Adam's moments and their like: made by the first step."""
+    if job.offload.optimizer != "none":
+        return []
+    return states.moments(job, knobs, states.stepped(_sub_groups(shard_numel(held), knobs), knobs))
+
+
+def _sub_groups(share: int, knobs: Knobs) -> list[int]:
+    """Sizes of the sub-groups that are stepped one after another."""
+    whole, rest = divmod(share, knobs.sub_group)
+    return [knobs.sub_group] * whole + ([rest] if rest else [])
+
+
+def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
+    one = _Stage3(job=job, rank=rank, held=held, knobs=knobs, replayer=replayer)
+    passes = Passes(
+        job=job, rank=rank, replayer=replayer, forward=one.forward, backward=one.backward
+    ).all_micro_batches()
+    during = one.during_passes()
+    return Sequence(
+        [
+            Sequence([alloc(item) for item in during]),
+            passes,
+            Sequence([free(item) for item in during]),
+            *_step(job, held, knobs),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage3:
+    job: Job
+    rank: Rank
+    held: Held
+    knobs: Knobs
+    replayer: Replayer
+
+    def during_passes(self) -> list[Item]:
+        """Whole from the step before's end to this one's: small parameters, and hpZ's second shards."""
+        dtype = self.job.precision.params
+        small = persistent_numel(self.held, self.knobs)
+        found = []
+        if small:
+            why = f"each at most {self.knobs.persistence_threshold} elements"
+            found.append(sized("gathered", "persistent parameters", small, dtype, why=why, lives="between optimizer steps"))
+        if self.knobs.hpz > 1:
+            whole = self.held.trainable + self.held.frozen
+            found.append(
+                sized("gathered", "secondary shards (hpZ)", whole, dtype, shards=self.knobs.hpz, lives="between optimizer steps")
+            )
+        return found
+
+    def forward(self, elements: ListLike[Element]) -> Node:
+        return self._gathers(elements).forward(self.replayer)
+
+    def backward(self, elements: ListLike[Element], first: bool) -> Node:
+        numels = element_numels(self.job, self.rank, elements)
+        where = plan(numels, self.held, (), self.knobs)
+        inner = self._gathers(elements).backward(self.replayer, where.flush, self._reduce(where))
+        return Sequence([inner, self._reduce(where)])
+
+    def _gathers(self, elements: ListLike[Element]) -> Gathers:
+        return Gathers.plan(self.job, self.rank, self.knobs, elements)
+
+    def _reduce(self, where: Buckets) -> Node:
+        """reduce_scatter_coalesced concatenates everything in the bucket; a single gradient that divides evenly is reduced in place."""
+        concat = states.transient("concatenated bucket", where.filled, self.knobs.reduce, "gradient reduction")
+        nodes = [states.pulse(concat)]
+        if self.job.offload.optimizer != "none":
+            slice_ = min(self.held.dense.largest // self.held.dense.shards, _HOST_NORM_ELEMENTS)
+            nodes.append(states.norm_of_one_slice(slice_, "fp64"))
+        return Sequence(nodes, "gradient reduction")
+
+
+_HOST_NORM_ELEMENTS = 250_000_000
+"""With offload norms are taken of at most so many elements at once (stage3.py)."""
+
+
+def _step(job: Job, held: Held, knobs: Knobs) -> list[Node]:
+    if job.offload.optimizer != "none":
+        return [Sequence([], "optimizer step on the host")]
+    share = shard_numel(held)
+    largest = max((-(-numel // flat.shards) for _, flat in held.flats for numel in flat.numels), default=0)
+    checks: list[Node] = [states.norm_of_one_slice(largest, "fp64")]
+    if job.precision.params == "fp16":
+        masks = sized("transient", "isinf and isnan of the gradient shards", 3 * share, "bool", lives="overflow check")
+        checks.insert(0, states.pulse(masks, "overflow check"))
+    groups = _sub_groups(share, knobs)
+    nodes = checks
+    if groups:
+        same = groups.count(groups[0])
+        nodes.append(Repeat(same, _sub_group_step(job, knobs, groups[0])))
+        nodes += [_sub_group_step(job, knobs, size) for size in groups[same:]]
+    return nodes
+
+
+def _sub_group_step(job: Job, knobs: Knobs, size: int) -> Node:
+    inner = states.optimizer_step(job, knobs, [size])
+    if knobs.master == knobs.grads:
+        flat = states.transient("flattened gradients of one sub-group", size, knobs.grads, "optimizer step")
+        return Sequence([alloc(flat), inner, free(flat)], "optimizer step")
+    flat = states.transient("flattened gradients of one sub-group", size, knobs.grads, "until they are cast")
+    cast = states.transient(f"{knobs.master} gradients of one sub-group", size, knobs.master, "optimizer step")
+    return Sequence([alloc(flat), alloc(cast), free(flat), inner, free(cast)], "optimizer step")

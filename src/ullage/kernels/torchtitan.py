@@ -1,0 +1,153 @@
+"""torchtitan's layer code in bf16 under FSDP2's mixed precision (parameters arrive in bf16; no autocast).
+
+Sources: pytorch/torchtitan by date (``stack_version``): models/llama/model.py and models/common (layers), parallelisms and infra/parallelize.py
+(tensor parallelism), distributed/activation_checkpoint.py (what selective checkpointing saves), components/loss.py.
+
+Eager, each op saves what its autograd node saves. ``compile: true`` compiles each block by itself: inductor fuses pointwise ops, so norms,
+rotary embedding and SwiGLU have no intermediate tensors, and its partitioner then saves, of a llama block without checkpointing: the
+block's input, both norm outputs, q and k after rotary embedding, v, the attention's output and statistics, the output projection, gate,
+up and their product. Traced on torch 2.13 (min_cut_rematerialization_partition on a block of these proportions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ullage.kernels import torchtitan_attention, torchtitan_loss, torchtitan_moe
+from ullage.kernels.lowering import lower_ops
+from ullage.kernels.step import Buffer, Context, Segment, Step
+from ullage.kernels.torchtitan_linear import embedding, linear
+from ullage.kernels.torchtitan_selective import policy
+from ullage.kernels.torchtitan_version import OWN_NORM_UNTIL, FUSED_NORM_SINCE, before
+from ullage.model.graph import Block, Op
+
+
+def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    if context.compile and block.role != "layer" and not str(context.option("compile_scope", "")).startswith("whole"):
+        context = replace(context, compile=False)
+    return lower_ops(block, context, _KERNELS)
+
+
+def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
+    """The per-op policy (selective_ac_option "op"): saves attention and every second matmul."""
+    return policy(steps, context)
+
+
+def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """RMSNorm. Fused kernel (torch from about 2025-08, or compiled): saves its input and one fp32 statistic a row.
+
+    torchtitan's own class until 2025-03-19 casts up, normalises, casts down and scales: saves the fp32 copy and the bf16 factor. torch's
+    own op before its fused kernel scales before casting down: saves two fp32 copies (aten/native/layer_norm.cpp ``rms_norm_composite``).
+    """
+    (op,) = ops
+    output = context.tensor(op.outputs[0], f"{op.name} output")
+    dims = op.outputs[0].dims
+    weights = tuple(context.weight(param.name, param.dims) for param in op.params)
+    stats = context.buffer(f"{op.name}.stats", dims[:-1], "fp32", f"{op.name} statistics")
+    layernorm = op.attrs["norm"] == "layernorm"
+    if context.compile or layernorm or not before(context, FUSED_NORM_SINCE):
+        return [
+            Step(
+                name=op.name,
+                reads=op.inputs,
+                writes=(output, stats),
+                saves=(*op.inputs, stats.name),
+                weights=weights,
+                module=op.module,
+            )
+        ]
+    upcast = context.buffer(f"{op.name}.upcast", dims, "fp32", f"fp32 copy of the input of {op.name}")
+    cast = Step(name=f"{op.name}.upcast", reads=op.inputs, writes=(upcast,), module=op.module)
+    own = before(context, OWN_NORM_UNTIL) and context.option("rmsnorm") != "torch.nn.RMSNorm"
+    whole = context.buffer(f"{op.name}.normed_fp32", dims, "fp32", f"{op.name}: normalised, fp32")
+    normed = whole if not own else Buffer(f"{op.name}.normed", output.bytes, f"{op.name}: normalised", output.formula)
+    scratch = (whole,) if own else (context.buffer(f"{op.name}.scaled", dims, "fp32", f"{op.name}: scaled, fp32"),)
+    rescale = context.buffer(f"{op.name}.grad", dims, "fp32", f"{op.name}: fp32 gradient")
+    return [
+        cast,
+        Step(
+            name=f"{op.name}.normalise",
+            reads=(upcast.name,),
+            writes=(normed, stats),
+            saves=(upcast.name, stats.name),
+            scratch=scratch if own else (),
+            backward_scratch=(rescale,),
+            module=op.module,
+        ),
+        Step(
+            name=op.name,
+            reads=(normed.name,),
+            writes=(output,),
+            saves=(normed.name,),
+            scratch=() if own else scratch,
+            weights=weights,
+            module=op.module,
+        ),
+    ]
+
+
+def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """SwiGLU: silu(gate) * up as two autograd nodes; compiled, one that saves gate and up."""
+    (op,) = ops
+    output = context.tensor(op.outputs[0], f"{op.name} output")
+    if context.compile or not op.attrs["glu"]:
+        return [Step(name=op.name, reads=op.inputs, writes=(output,), saves=op.inputs, module=op.module)]
+    gate, up = op.inputs
+    activated = Buffer(f"{op.name}.gate", output.bytes, f"{op.name}: activated gate", output.formula)
+    return [
+        Step(name=f"{op.name}.gate", reads=(gate,), writes=(activated,), saves=(gate,), module=op.module),
+        Step(name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module),
+    ]
+
+
+def residual(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(op.outputs[0], "residual stream"),),
+            passes=op.inputs,
+        )
+    ]
+
+
+def dropout(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    mask = context.buffer(f"{op.name}.mask", op.outputs[0].dims, "bool", f"{op.name} mask")
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(op.outputs[0], f"{op.name} output"), mask),
+            saves=(mask.name,),
+            module=op.module,
+        )
+    ]
+
+
+def concat(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    (op,) = ops
+    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),), module=op.module)]
+
+
+_KERNELS = {
+    "norm": norm,
+    "linear": linear,
+    "rope": torchtitan_attention.rope,
+    "attention": torchtitan_attention.attention,
+    "split": torchtitan_attention.latent_split,
+    "mla_assemble": torchtitan_attention.latent_assemble,
+    "activation": activation,
+    "residual": residual,
+    "dropout": dropout,
+    "embedding": embedding,
+    "router": torchtitan_moe.router,
+    "dispatch": torchtitan_moe.dispatch,
+    "grouped_linear": torchtitan_moe.grouped_linear,
+    "combine": torchtitan_moe.combine,
+    "shared_gate": torchtitan_moe.shared_gate,
+    "concat": concat,
+    "add_losses": concat,
+    "loss": torchtitan_loss.loss,
+}

@@ -1,0 +1,109 @@
+"""Linears and the embedding in torchtitan, with DTensor's tensor and sequence parallelism and torchao's Float8Linear."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Buffer, Context, Step
+from ullage.model.graph import BATCH, SEQ, Op
+
+
+def gathers(context: Context) -> bool:
+    return context.sp and context.tp > 1
+
+
+def whole_name(tensor: str) -> str:
+    """The gathered twin of a sequence-parallel tensor."""
+    return f"{tensor}.gathered"
+
+
+def runs_fp8(op: Op, context: Context) -> bool:
+    """Float8Linear, mxfp8 and nvfp4 replace the layers' linears, not the head's."""
+    return bool(context.option("float8_recipe")) and op.name != "lm_head" and op.kind == "linear"
+
+
+def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """One matmul. Saves its input; a column-parallel one under sequence parallelism the *gathered* input, once for its group."""
+    (op,) = ops
+    if op.name == "lm_head" and context.loss == "fused-linear":
+        return []  # the chunked loss applies it
+    steps: list[Step] = []
+    (source,) = op.inputs
+    if gathers(context) and op.attrs["parallel"] == "column":
+        name = whole_name(source)
+        if _first_of_group(op):
+            steps.append(_gather(op, source, name, context))
+        source = name
+    return [*steps, *_matmul(op, source, context)]
+
+
+def _first_of_group(op: Op) -> bool:
+    """One PrepareModuleInput gathers for q, k and v, and one for gate and up."""
+    return not op.attrs.get("group") or op.name.split("_")[-2] in ("q", "gate")
+
+
+def _gather(op: Op, source: str, name: str, context: Context) -> Step:
+    inner = op.attrs["in"]
+    assert isinstance(inner, tuple)
+    whole = context.buffer(name, (BATCH, SEQ, *inner), what=f"input of {op.name}, gathered over the sequence")
+    return Step(name=f"{op.name}.gather", reads=(source,), writes=(whole,), module=op.module)
+
+
+def _matmul(op: Op, source: str, context: Context) -> list[Step]:
+    output = context.tensor(op.outputs[0], f"{op.name} output")
+    weights = tuple(context.weight(param.name, param.dims) for param in op.params)
+    reduces = op.attrs["parallel"] == "row" and context.tp > 1
+    out = op.attrs["out"]
+    assert isinstance(out, tuple)
+    made = output
+    if reduces:
+        made = context.buffer(f"{output.name}.partial", (BATCH, SEQ, *out), what=f"partial output of {op.name}")
+    casts = _casts(op, source, context) if runs_fp8(op, context) else ()
+    recomputes = runs_fp8(op, context) and context.compile
+    steps = [
+        Step(
+            name=op.name,
+            reads=(source,),
+            writes=(made,),
+            saves=() if recomputes and _is_pointwise(op) else (source,),
+            scratch=casts,
+            backward_scratch=casts,
+            weights=weights,
+            module=op.module,
+            op="matmul",
+        )
+    ]
+    if reduces:
+        steps.append(Step(name=f"{op.name}.reduce", reads=(made.name,), writes=(output,), module=op.module))
+    return steps
+
+
+def _is_pointwise(op: Op) -> bool:
+    """Whether the input is a norm's or an activation's output: with fp8 the partitioner recomputes it from what those saved, because
+    the cast that the matmul reads is fused with them (traced on torchao 0.18, torch 2.13)."""
+    return op.name != "o_proj"
+
+
+def _casts(op: Op, source: str, context: Context) -> tuple[Buffer, ...]:
+    """The 8-bit copies of input and weight that the matmul reads."""
+    inner = op.attrs["in"]
+    assert isinstance(inner, tuple)
+    weight = op.params[0].dims if op.params else ()
+    return (
+        context.buffer(f"{op.name}.input_fp8", (BATCH, SEQ, *inner), "fp8", f"8-bit input of {op.name}"),
+        context.buffer(f"{op.name}.weight_fp8", weight, "fp8", f"8-bit weight of {op.name}"),
+    )
+
+
+def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Row-parallel: a masked partial result of the whole sequence, then reduced; saves the ids alone."""
+    (op,) = ops
+    output = context.tensor(op.outputs[0], "embedding output")
+    weights = tuple(context.weight(param.name, param.dims) for param in op.params)
+    if context.tp == 1:
+        return [Step(name=op.name, writes=(output,), weights=weights, module="embedding")]
+    partial = context.buffer("embedding.partial", (BATCH, SEQ, "hidden"), what="embedding before its reduction")
+    return [
+        Step(name=op.name, writes=(partial,), weights=weights, module="embedding"),
+        Step(name=f"{op.name}.reduce", reads=(partial.name,), writes=(output,), module="embedding"),
+    ]
+
+

@@ -1,0 +1,49 @@
+"""torchtitan's selective activation checkpointing per op: distributed/activation_checkpoint.py.
+
+Attention's outputs, reductions' results and every second matmul are saved (the count starts anew in each block: q, v, gate and down of a
+llama block), all else is computed again. Eager, what is saved stays though no backward reads it (the down projection's output);
+compiled, it does not.
+"""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Context, Segment, Step
+from ullage.kernels.torchtitan_version import ABS_SAVED, ALL_TO_ALL_SAVED_SINCE, before
+
+
+
+def policy(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
+    keep: set[str] = set()
+    matmuls = 0
+    wanted = _wanted(steps)
+    for step in steps:
+        made = [buffer.name for buffer in step.writes]
+        kind = step.name.rsplit(".", 1)[-1]
+        if step.op == "matmul":
+            matmuls += 1
+            kept = made[:1] if matmuls % 2 else []
+        elif step.op == "attention":
+            kept = made
+        elif step.op == "all_to_all" and not before(context, ALL_TO_ALL_SAVED_SINCE) or kind == "reduce" and context.sp:
+            kept = made
+        elif step.op == "abs" and saves_abs(context):
+            kept = made
+        else:
+            continue
+        keep |= {name for name in kept if not context.compile or name in wanted}
+    return (Segment(start=0, stop=len(steps), keep=frozenset(keep), early_stop=not before(context, "2025-08-29")),)
+
+
+def _wanted(steps: tuple[Step, ...]) -> set[str]:
+    """What a backward reads, or what is needed to compute that again."""
+    wanted: set[str] = set()
+    for step in reversed(steps):
+        if step.saves or any(name in wanted for name in step.made):
+            wanted |= {*step.saves, *step.reads}
+    return wanted
+
+
+def saves_abs(context: Context) -> bool:
+    since, until = ABS_SAVED
+    asked = context.option("sac_saves_abs")
+    return bool(asked) or (not before(context, since) and before(context, until))

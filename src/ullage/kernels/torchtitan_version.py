@@ -1,0 +1,18 @@
+"""When torchtitan, or the torch that its users ran, changed what is kept. Dates compare as text; no version means the newest."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Context
+
+OWN_NORM_UNTIL = "2025-03-19"  # commit 3b39d7ab0: nn.RMSNorm instead of torchtitan's own class
+FUSED_NORM_SINCE = "2025-08-01"  # torch 2.9 nightlies: aten::_fused_rms_norm on CUDA (pytorch/pytorch#153666)
+LOSS_UPCASTS_SINCE = "2024-10-22"  # before, the model itself returned output(h).float()
+LOGITS_DROPPED_SINCE = "2024-06-12"  # commit e29b6b4d4: del pred before the backward
+KV_REPEATED_UNTIL = "2026-01-27"  # commit ff0829c10: enable_gqa instead of repeat_kv
+ABS_SAVED = ("2024-11-26", "2025-02-06")  # commits bcebc0de5, 88247277c: aten.abs among the ops that selective saves
+ALL_TO_ALL_SAVED_SINCE = "2025-09-06"  # commit c4e229115
+
+
+def before(context: Context, date: str) -> bool:
+    """Whether the stack's version is older than ``date``."""
+    return context.version is not None and context.version < date

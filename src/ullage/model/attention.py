@@ -1,0 +1,200 @@
+"""Attention as ops: projections, norms of q and k, rotary embedding, the core, the output; plain or latent."""
+
+from __future__ import annotations
+
+from ullage.frozen import FrozenMap
+from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Op, Param, Tensor
+from ullage.model.ops import linear, norm_params
+from ullage.model.spec import DecoderSpec, Kind
+
+
+def attention(spec: DecoderSpec, source: str, kind: Kind) -> list[Op]:
+    ops = _latent_projections(spec, source) if spec.latent is not None else _projections(spec, source, roped=kind.roped)
+    sinks = (Param(name="sinks", dims=("heads",)),) if spec.attention_sinks else ()
+    ops.append(
+        Op(
+            name="attention",
+            kind="attention",
+            inputs=("q_final", "k_final", "v"),
+            outputs=(Tensor(name="context", dims=(BATCH, SEQ, "heads", "v_head_dim")),),
+            params=sinks,
+            attrs=FrozenMap(
+                {
+                    "causal": spec.causal,
+                    "window": kind.window,
+                    "softcap": spec.attention_softcap,
+                    "dropout": spec.attention_dropout,
+                    "alibi": spec.positions == "alibi",
+                    "roped": spec.positions == "rope",
+                }
+            ),
+            module="core_attn",
+        )
+    )
+    ops.append(
+        linear(
+            "o_proj",
+            "context",
+            Tensor(name="attention_out", dims=STREAM),
+            ("hidden",),
+            ("heads", "v_head_dim"),
+            parallel="row",
+            bias=spec.out_bias,
+        )
+    )
+    return ops
+
+
+def _projections(spec: DecoderSpec, source: str, *, roped: bool) -> list[Op]:
+    normed = spec.qk_norm is not None and (roped or spec.qk_norm != "unscaled")
+    names = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+    results = {"q": "q", "k": "k", "v": "v"} if roped or normed else {"q": "q_final", "k": "k_final", "v": "v"}
+    ops = [
+        linear(
+            f"{letter}_proj",
+            source,
+            Tensor(name=results[letter], dims=(BATCH, SEQ, heads, "head_dim")),
+            (heads, "head_dim"),
+            ("hidden",),
+            parallel="column",
+            bias=spec.qkv_bias,
+            group="qkv",
+            fused=spec.fused_qkv,
+        )
+        for letter, heads in names.items()
+    ]
+    q, k = results["q"], results["k"]
+    if normed:
+        suffix = "normed" if roped else "final"
+        ops += [_head_norm(spec, letter, names[letter], f"{letter}_{suffix}") for letter in ("q", "k")]
+        q, k = "q_normed", "k_normed"
+    if roped:
+        ops.append(_rope(spec, q, k))
+    return ops
+
+
+def _head_norm(spec: DecoderSpec, letter: str, heads: str, result: str) -> Op:
+    """A norm of the query or key."""
+    name = f"{letter}_norm"
+    params: tuple[Param, ...] = ()
+    if spec.qk_norm == "heads":
+        params = (Param(name=f"{name}.weight", dims=(heads, "head_dim")),)
+    elif spec.qk_norm != "unscaled":
+        params = norm_params(spec, name, ("head_dim",) if spec.qk_norm == "head" else (heads, "head_dim"))
+    return Op(
+        name=name,
+        kind="norm",
+        inputs=(letter,),
+        outputs=(Tensor(name=result, dims=(BATCH, SEQ, heads, "head_dim")),),
+        params=params,
+        attrs=FrozenMap({"norm": spec.norm, "per_head": spec.qk_norm != "all"}),
+        module="qk_layernorm",
+    )
+
+
+def _rope(spec: DecoderSpec, q: str, k: str) -> Op:
+    return Op(
+        name="rope",
+        kind="rope",
+        inputs=(q, k),
+        outputs=(
+            Tensor(name="q_final", dims=(BATCH, SEQ, "heads", "head_dim")),
+            Tensor(name="k_final", dims=(BATCH, SEQ, "kv_heads", "head_dim")),
+        ),
+        attrs=FrozenMap({"fraction": spec.rope_fraction}),
+        module="rope",
+    )
+
+
+def _latent_projections(spec: DecoderSpec, source: str) -> list[Op]:
+    latent = spec.latent
+    assert latent is not None
+    q_up = Tensor(name="q_up", dims=(BATCH, SEQ, "heads", "head_dim"))
+    ops: list[Op] = []
+    if latent.q_rank:
+        down = Tensor(name="q_down", dims=(BATCH, SEQ_SP, "q_rank"))
+        ops.append(
+            linear(
+                "q_a_proj",
+                source,
+                down,
+                ("q_rank",),
+                ("hidden",),
+                parallel="replicated",
+                bias=latent.down_bias,
+                module="q_down",
+            )
+        )
+        q_in = "q_down"
+        if latent.norms:
+            ops.append(_latent_norm(spec, "q_a_norm", "q_down", "q_latent", "q_rank"))
+            q_in = "q_latent"
+        ops.append(
+            linear("q_b_proj", q_in, q_up, ("heads", "head_dim"), ("q_rank",), parallel="column", module="mla_up_proj")
+        )
+    else:
+        ops.append(linear("q_proj", source, q_up, ("heads", "head_dim"), ("hidden",), parallel="column"))
+    kv_down = Tensor(name="kv_down", dims=(BATCH, SEQ_SP, "kv_rank_rope"))
+    ops.append(
+        linear(
+            "kv_a_proj",
+            source,
+            kv_down,
+            ("kv_rank_rope",),
+            ("hidden",),
+            parallel="replicated",
+            bias=latent.down_bias,
+            module="kv_down",
+        )
+    )
+    split = Op(
+        name="kv_split",
+        kind="split",
+        inputs=("kv_down",),
+        outputs=(
+            Tensor(name="kv_compressed", dims=(BATCH, SEQ_SP, "kv_rank")),
+            Tensor(name="k_pe", dims=(BATCH, SEQ_SP, "rope_dim")),
+        ),
+    )
+    ops.append(split)
+    kv_in = "kv_compressed"
+    if latent.norms:
+        ops.append(_latent_norm(spec, "kv_a_norm", "kv_compressed", "kv_latent", "kv_rank"))
+        kv_in = "kv_latent"
+    ops.append(
+        linear(
+            "kv_b_proj",
+            kv_in,
+            Tensor(name="kv_up", dims=(BATCH, SEQ, "heads", "kv_up_dim")),
+            ("heads", "kv_up_dim"),
+            ("kv_rank",),
+            parallel="column",
+            module="mla_up_proj",
+        )
+    )
+    ops.append(
+        Op(
+            name="mla_assemble",
+            kind="mla_assemble",
+            inputs=("q_up", "kv_up", "k_pe"),
+            outputs=(
+                Tensor(name="q_final", dims=(BATCH, SEQ, "heads", "head_dim")),
+                Tensor(name="k_final", dims=(BATCH, SEQ, "heads", "head_dim")),
+                Tensor(name="v", dims=(BATCH, SEQ, "heads", "v_head_dim")),
+            ),
+            module="mla_up_proj",
+        )
+    )
+    return ops
+
+
+def _latent_norm(spec: DecoderSpec, name: str, source: str, result: str, rank: str) -> Op:
+    return Op(
+        name=name,
+        kind="norm",
+        inputs=(source,),
+        outputs=(Tensor(name=result, dims=(BATCH, SEQ_SP, rank)),),
+        params=norm_params(spec, name, (rank,)),
+        attrs=FrozenMap({"norm": spec.norm}),
+        module="qk_layernorm",
+    )

@@ -1,0 +1,41 @@
+"""The first block: token, position and type embeddings, with what follows them."""
+
+from __future__ import annotations
+
+from ullage.frozen import FrozenMap
+from ullage.model.graph import BATCH, SEQ, STREAM, Block, Op, Param, Tensor
+from ullage.model.ops import dropout, norm
+from ullage.model.spec import DecoderSpec
+
+
+def embedding(spec: DecoderSpec) -> Block:
+    params = [Param(name="embed_tokens.weight", dims=("vocab", "hidden"))]
+    if spec.positions == "learned":
+        params.append(Param(name="embed_positions.weight", dims=("positions", "hidden")))
+    if spec.token_types:
+        params.append(Param(name="token_type_embeddings.weight", dims=(spec.token_types, "hidden")))
+    p = spec.hidden_dropout if spec.embedding_dropout is None else spec.embedding_dropout
+    embedded = "embedded" if spec.embedding_norm or p else "x"
+    ops = [
+        Op(
+            name="embed_tokens",
+            kind="embedding",
+            inputs=(),
+            outputs=(Tensor(name=embedded, dims=STREAM),),
+            params=tuple(params),
+            attrs=FrozenMap({"positions": spec.positions == "learned", "token_types": bool(spec.token_types)}),
+        )
+    ]
+    if spec.embedding_norm:
+        result = "embedded_normed" if p else "x"
+        ops.append(norm(spec, "embed_norm", embedded, result, module="embedding"))
+        embedded = result
+    if p:
+        ops.append(dropout("embed_dropout", embedded, "x", p))
+    return Block(
+        name="embedding",
+        ops=tuple(ops),
+        input=Tensor(name="ids", dims=(BATCH, SEQ), elements="int64"),
+        output=Tensor(name="x", dims=STREAM),
+        role="embedding",
+    )

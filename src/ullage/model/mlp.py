@@ -1,0 +1,163 @@
+"""The MLP as ops: dense, or a mixture of routed and shared experts."""
+
+from __future__ import annotations
+
+from ullage.frozen import FrozenMap
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, STREAM, Dim, Op, Param, Tensor
+from ullage.model.ops import linear, residual
+from ullage.model.spec import DecoderSpec, Experts
+
+
+def mlp(spec: DecoderSpec, source: str, sparse: bool) -> list[Op]:
+    if sparse:
+        return _sparse_mlp(spec, source)
+    return _dense_mlp(spec, source, "mlp_out", "ffn", "", "mlp")
+
+
+def _dense_mlp(spec: DecoderSpec, source: str, result: str, ffn: str, prefix: str, module: str) -> list[Op]:
+    inner = Tensor(name=f"{prefix}up", dims=(BATCH, SEQ, ffn))
+    gate = Tensor(name=f"{prefix}gate", dims=(BATCH, SEQ, ffn))
+    ops: list[Op] = []
+    if spec.glu:
+        ops.append(
+            linear(
+                f"{prefix}gate_proj",
+                source,
+                gate,
+                (ffn,),
+                ("hidden",),
+                parallel="column",
+                bias=spec.mlp_bias,
+                group=f"{prefix}gate_up",
+                fused=spec.fused_gate_up,
+                module=module,
+            )
+        )
+    ops.append(
+        linear(
+            f"{prefix}up_proj",
+            source,
+            inner,
+            (ffn,),
+            ("hidden",),
+            parallel="column",
+            bias=spec.mlp_bias,
+            group=f"{prefix}gate_up",
+            fused=spec.fused_gate_up,
+            module=module,
+        )
+    )
+    ops.append(
+        Op(
+            name=f"{prefix}act",
+            kind="activation",
+            inputs=(gate.name, inner.name) if spec.glu else (inner.name,),
+            outputs=(Tensor(name=f"{prefix}product", dims=(BATCH, SEQ, ffn)),),
+            attrs=FrozenMap({"act": spec.mlp, "form": form(spec), "glu": spec.glu, "bias": spec.mlp_bias}),
+            module=module,
+        )
+    )
+    ops.append(
+        linear(
+            f"{prefix}down_proj",
+            f"{prefix}product",
+            Tensor(name=result, dims=STREAM),
+            ("hidden",),
+            (ffn,),
+            parallel="row",
+            bias=spec.mlp_bias,
+            module=module,
+        )
+    )
+    return ops
+
+
+def form(spec: DecoderSpec) -> str:
+    return spec.mlp_form or spec.mlp
+
+
+def _sparse_mlp(spec: DecoderSpec, source: str) -> list[Op]:
+    experts = spec.experts
+    assert experts is not None
+    router_params = [Param(name="router.weight", dims=("router", "hidden"))]
+    if experts.router_bias:
+        router_params.append(Param(name="router.bias", dims=("router",)))
+    if experts.score_bias:
+        router_params.append(Param(name="router.score_bias", dims=("router",), buffer=True, elements="fp32"))
+    ops = [
+        Op(
+            name="router",
+            kind="router",
+            inputs=(source,),
+            outputs=(Tensor(name="scores", dims=(BATCH, SEQ_SP, "top_k"), elements="fp32"),),
+            params=tuple(router_params),
+            module="moe",
+        ),
+        Op(
+            name="dispatch",
+            kind="dispatch",
+            inputs=(source, "scores"),
+            outputs=(Tensor(name="rows", dims=(ROUTED, "hidden")),),
+            module="moe",
+        ),
+    ]
+    ops += _experts(spec, experts)
+    routed_out = "routed_out" if experts.shared_ffn else "mlp_out"
+    ops.append(
+        Op(
+            name="combine",
+            kind="combine",
+            inputs=("expert_out", "scores"),
+            outputs=(Tensor(name=routed_out, dims=STREAM),),
+            module="moe",
+        )
+    )
+    if experts.shared_ffn:
+        shared = "shared_raw" if experts.shared_gate else "shared_out"
+        ops += _dense_mlp(spec, source, shared, "shared_ffn", "shared_", "shared_experts")
+        if experts.shared_gate:
+            ops.append(
+                Op(
+                    name="shared_gate",
+                    kind="shared_gate",
+                    inputs=(source, shared),
+                    outputs=(Tensor(name="shared_out", dims=STREAM),),
+                    params=(Param(name="shared_gate.weight", dims=(1, "hidden")),),
+                    module="shared_experts",
+                )
+            )
+        ops.append(residual("shared_add", routed_out, "shared_out", "mlp_out"))
+    return ops
+
+
+def _experts(spec: DecoderSpec, experts: Experts) -> list[Op]:
+    def grouped(name: str, source: str, result: str, out: Dim, inner: Dim, group: str) -> Op:
+        params = [Param(name=f"experts.{name}.weight", dims=("experts", out, inner))]
+        if experts.expert_bias:
+            params.append(Param(name=f"experts.{name}.bias", dims=("experts", out)))
+        return Op(
+            name=f"experts.{name}",
+            kind="grouped_linear",
+            inputs=(source,),
+            outputs=(Tensor(name=result, dims=(ROUTED, out)),),
+            params=tuple(params),
+            attrs=FrozenMap({"group": group}),
+            module="moe",
+        )
+
+    ops: list[Op] = []
+    if spec.glu:
+        ops.append(grouped("gate_proj", "rows", "expert_gate", "expert_ffn", "hidden", "expert_gate_up"))
+    ops.append(grouped("up_proj", "rows", "expert_up", "expert_ffn", "hidden", "expert_gate_up"))
+    ops.append(
+        Op(
+            name="experts.act",
+            kind="activation",
+            inputs=("expert_gate", "expert_up") if spec.glu else ("expert_up",),
+            outputs=(Tensor(name="expert_product", dims=(ROUTED, "expert_ffn")),),
+            attrs=FrozenMap({"act": spec.mlp, "form": form(spec), "glu": spec.glu, "experts": True}),
+            module="moe_act",
+        )
+    )
+    ops.append(grouped("down_proj", "expert_product", "expert_out", "hidden", "expert_ffn", ""))
+    return ops

@@ -1,0 +1,109 @@
+"""A decoder described: what a family makes of a config.json, and what decoder.py builds a Graph from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts: ``dense_layers`` leading layers (and those off the frequency) stay dense."""
+
+    count: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    dense_layers: tuple[int, ...] = ()  # indices of layers without experts
+    router_bias: bool = False
+    expert_bias: bool = False
+    score_bias: bool = False  # a buffer that balances the load without a loss (DeepSeek-V3's e_score_correction_bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    q_rank: int | None
+    kv_rank: int
+    qk_nope_dim: int
+    qk_rope_dim: int
+    v_dim: int
+    norms: bool = True
+    down_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A decoder's architecture. Names are config.json's; dims are before any layout.
+
+    mlp: the activation ("silu", "gelu", "relu", "squared-relu"); glu: gated by a second projection.
+    mlp_form: its name in config.json where that is another ("gelu_new" is composed of small ops, "gelu" is one kernel).
+    qk_norm: None | "head" (over head_dim) | "all" (over all heads at once) | "heads" (over head_dim, a weight for each head)
+    | "unscaled" (over head_dim, no weight, roped layers only). post_norms: norms after attention and MLP too (gemma2).
+    parallel_residual: attention and MLP read the same stream and are added together (gpt_neox); shared_norm: by one norm.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    mlp: str = "silu"
+    mlp_form: str = ""
+    glu: bool = True
+    norm: str = "rmsnorm"
+    norm_bias: bool | None = None  # None: layernorm has one, rmsnorm has not
+    norm_affine: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: str | None = None
+    pre_norms: bool = True
+    post_norms: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
+    final_norm: bool = True
+    embedding_norm: bool = False
+    positions: str = "rope"  # rope | learned | alibi | none
+    rope_fraction: float = 1.0
+    rope_layers: tuple[bool, ...] = ()  # per layer, empty: every layer, where positions is rope
+    max_positions: int = 0
+    position_offset: int = 0
+    tied: bool = False
+    hidden_dropout: float = 0.0
+    embedding_dropout: float | None = None  # None: hidden_dropout
+    attention_dropout: float = 0.0
+    causal: bool = True
+    attention_softcap: bool = False
+    logits_softcap: bool = False
+    windows: tuple[int | None, ...] = ()  # per layer, empty: no window anywhere
+    experts: Experts | None = None
+    latent: Latent | None = None
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    mtp_layers: int = 0
+    token_types: int = 0
+    attention_sinks: bool = False
+    bert_head: bool = False  # dense layer and norm before the vocabulary; pooler and sentence classifier beside it
+
+
+class Kind(NamedTuple):
+    """What layers may differ in."""
+
+    sparse: bool
+    window: int | None
+    roped: bool
+
+
+def kind_of(spec: DecoderSpec, index: int) -> Kind:
+    return Kind(
+        sparse=spec.experts is not None and index not in spec.experts.dense_layers,
+        window=spec.windows[index] if spec.windows else None,
+        roped=spec.positions == "rope" and (not spec.rope_layers or spec.rope_layers[index]),
+    )

@@ -1,0 +1,140 @@
+"""What a Megatron-Core layer saves, against sums traced on Megatron-Core's own code (bytes per sequence x batch x hidden).
+
+The traces ran the real layers on CPU with the fused norm and the attention core stubbed; they give the same sums as the source.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ullage.frozen import FrozenMap
+from ullage.job.bind import local_sizes
+from ullage.job.job import Data, Layout, Recompute
+from ullage.kernels.step import Context
+from ullage.memory.block import GradRule
+from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
+from ullage.model.decoder import DecoderSpec, build
+
+HIDDEN, HEADS, SEQ, BATCH = 4096, 32, 2048, 2
+UNIT = SEQ * BATCH * HIDDEN
+
+
+def saved(
+    *,
+    tp: int = 1,
+    sp: bool = False,
+    kv_heads: int = HEADS,
+    ffn: int = 3 * HIDDEN,
+    glu: bool = True,
+    mode: str = PLAIN,
+    recompute: Recompute = Recompute(),
+    attention: str = "flash",
+    dropout: float = 0.0,
+    positions: str = "rope",
+    **options: object,
+) -> float:
+    """Bytes that one layer's forward leaves, in units of sequence x batch x hidden."""
+    spec = DecoderSpec(
+        name="test",
+        layers=1,
+        hidden=HIDDEN,
+        heads=HEADS,
+        kv_heads=kv_heads,
+        head_dim=HIDDEN // HEADS,
+        ffn=ffn,
+        vocab=512,
+        mlp="silu" if glu else "gelu",
+        glu=glu,
+        norm="rmsnorm",
+        positions=positions,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )
+    graph = build(spec)
+    layout = Layout(tp=tp, sp=sp)
+    sizes = local_sizes(graph, layout, Data(seq_len=SEQ, micro_batch=BATCH))
+    context = Context(sizes=sizes, stack="megatron", tp=tp, sp=sp, attention=attention, options=FrozenMap(options))
+    layer = next(run.block for run in graph.runs if run.block.role == "layer")
+    replayer = Replayer(context=context, recompute=recompute, early_stop=False)
+    return replayer.program(layer, mode, GradRule(mode="fused")).forward.delta_bytes / UNIT
+
+
+def statistics(tp: int = 1, sp: bool = False) -> float:
+    """Two fp32 norm statistics and the fp32 log-sum-exp of each head."""
+    share = tp if sp else 1
+    return (2 * 4 / share + 4 * HEADS / tp) / HIDDEN
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (4, True)])
+@pytest.mark.parametrize("kv_heads", [HEADS, HEADS // 2])
+def test_transformer_engine_layer(tp: int, sp: bool, kv_heads: int) -> None:
+    g = kv_heads / HEADS
+    expected = (12 + 4 * g + 6 * 3) / tp + statistics(tp, sp)
+    assert saved(tp=tp, sp=sp, kv_heads=kv_heads) == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_sequence_parallelism_the_stream_is_whole() -> None:
+    expected = 8 + (4 + 4 + 6 * 3) / 4 + statistics(4)
+    assert saved(tp=4) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (4, True)])
+def test_local_layer_keeps_the_whole_projection_alive_through_v(tp: int, sp: bool) -> None:
+    expected = (14 + 6 + 6 * 3) / tp + statistics(tp, sp)
+    assert saved(tp=tp, sp=sp, transformer_impl="local") == pytest.approx(expected, rel=1e-4)
+
+
+def test_gelu_layer() -> None:
+    expected = 12 + 4 + 4 * 4 + statistics()
+    assert saved(ffn=4 * HIDDEN, glu=False) == pytest.approx(expected, rel=1e-4)
+
+
+def test_unfused_swiglu_keeps_the_activated_gate_and_frees_nothing_else() -> None:
+    assert saved(bias_swiglu_fusion=False) - saved() == pytest.approx(2 * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "less"),
+    [(("layernorm",), 4.0), (("mlp",), 6 * 3.0)],
+)
+def test_recomputed_modules_are_not_saved(modules: tuple[str, ...], less: float) -> None:
+    recompute = Recompute(kind="modules", modules=modules)
+    difference = saved() - saved(mode=SELECTIVE, recompute=recompute)
+    assert difference == pytest.approx(less, abs=0.01)
+
+
+def test_full_recompute_keeps_the_input_alone() -> None:
+    assert saved(mode=CHECKPOINT, recompute=Recompute(kind="full")) == 2.0
+
+
+def test_korthikanti_layer() -> None:
+    """34 sbh + 5 as^2b: Korthikanti et al., arXiv 2205.05198, equation 1 (GELU, dropout everywhere, unfused attention).
+
+    Norm statistics are left out there.
+    """
+    heads_term = 5 * HEADS * SEQ / HIDDEN
+    found = saved(
+        ffn=4 * HIDDEN,
+        glu=False,
+        attention="eager",
+        dropout=0.1,
+        positions="learned",
+        transformer_impl="local",
+    )
+    assert found == pytest.approx(34 + heads_term, rel=2e-3)
+
+
+def test_korthikanti_layer_with_tensor_and_sequence_parallelism() -> None:
+    """(34 + 5 as/h) sbh / t: the same paper, equation 4."""
+    heads_term = 5 * HEADS * SEQ / HIDDEN
+    found = saved(
+        tp=8,
+        sp=True,
+        ffn=4 * HIDDEN,
+        glu=False,
+        attention="eager",
+        dropout=0.1,
+        positions="learned",
+        transformer_impl="local",
+    )
+    assert found == pytest.approx((34 + heads_term) / 8, rel=2e-3)
