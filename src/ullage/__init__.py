@@ -1,1 +1,74 @@
-"""ullage: what every byte on every GPU is."""
+"""ullage: what every byte on every GPU is, for a training job.
+
+>>> import ullage
+>>> estimate = ullage.estimate(ullage.read_job("job.yaml"))
+>>> estimate.verdict, estimate.peak.device_bytes
+
+Everything in ``__all__`` is public and loads when it is first asked for; the rest may change between releases.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ullage.api import (
+        Estimate,
+        Job,
+        ModelFacts,
+        Validation,
+        as_dict,
+        devices,
+        estimate,
+        models,
+        read_job,
+        validate,
+    )
+    from ullage.errors import (
+        Contradiction,
+        Infeasible,
+        InvalidInput,
+        UllageError,
+        UnknownKey,
+        UnknownName,
+        Unsupported,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Contradiction",
+    "Estimate",
+    "Infeasible",
+    "InvalidInput",
+    "Job",
+    "ModelFacts",
+    "UllageError",
+    "UnknownKey",
+    "UnknownName",
+    "Unsupported",
+    "Validation",
+    "as_dict",
+    "devices",
+    "estimate",
+    "models",
+    "read_job",
+    "validate",
+]
+
+_ERRORS = frozenset(
+    {"Contradiction", "Infeasible", "InvalidInput", "UllageError", "UnknownKey", "UnknownName", "Unsupported"}
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module("ullage.errors" if name in _ERRORS else "ullage.api"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

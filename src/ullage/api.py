@@ -1,8 +1,115 @@
-"""The verbs. A command line, a web page and a notebook call these and nothing below."""
+"""The verbs. A command line, a web page and a notebook call these and nothing below.
+
+All sizes are bytes, all times seconds. Every function raises UllageError (errors.py draws the tree) and nothing else for
+what a person gave it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
 from ullage.engines.estimate import Estimate, estimate
+from ullage.job.job import Job
 from ullage.job.read import read_job
 
-__all__ = ["Estimate", "estimate", "read_job"]
+if TYPE_CHECKING:
+    from ullage.hardware.cluster import Device
+    from ullage.validation.compare import Validation
+
+__all__ = [
+    "Estimate",
+    "Job",
+    "ModelFacts",
+    "Validation",
+    "as_dict",
+    "devices",
+    "estimate",
+    "models",
+    "read_job",
+    "validate",
+]
+
+
+class ModelFacts(NamedTuple):
+    """One model of the catalogue. parameters: counted from its config.json, tied ones once; hidden: width of the stream."""
+
+    name: str
+    model_type: str
+    parameters: int
+    layers: int
+    hidden: int
+    hugging_face_id: str
+    source: str
+
+
+def models() -> tuple[ModelFacts, ...]:
+    """Every model of the catalogue by name: what ``model:`` of a job file may say without a path.
+
+    Source: the config.json files in model/data/models, each with the address and revision that it was read from.
+    """
+    from ullage.model import catalogue
+    from ullage.model.hf_config import decoder_spec
+
+    found = []
+    for name in catalogue.names():
+        entry = catalogue.entry(name)
+        spec = decoder_spec(catalogue.model_config(name))
+        found.append(
+            ModelFacts(
+                name=name,
+                model_type=entry.model_type,
+                parameters=entry.parameters,
+                layers=spec.layers,
+                hidden=spec.hidden,
+                hugging_face_id=entry.hugging_face_id,
+                source=entry.source,
+            )
+        )
+    return tuple(found)
+
+
+def devices() -> tuple[tuple[Device, tuple[str, ...]], ...]:
+    """Every device of the catalogue by name, each with its aliases (an ambiguous alias stands with each of its devices).
+
+    ``capacity_bytes`` is what the driver reports as the card's memory, ``flops_per_s`` dense peaks by element type.
+    Source: hardware/data/devices, where every number has its own.
+    """
+    from ullage.hardware import catalogue
+
+    spellings = catalogue.aliases()
+    return tuple(
+        (
+            catalogue.device(name),
+            tuple(sorted(alias for alias, meant in spellings.items() if name in meant)),
+        )
+        for name in catalogue.devices()
+    )
+
+
+def validate(paths: Sequence[str | Path], progress: Callable[[int, int], None] | None = None) -> Validation:
+    """Estimates every record of ``paths`` (files, or folders of .json files) and holds it against what was measured.
+
+    progress: called with the number of records done and of all. The record's format is in docs/job.md. A record whose job is
+    not modelled or not valid is in ``unsupported`` with its reason; a file that holds no list of records is InvalidInput.
+    """
+    from ullage.validation.compare import compare
+    from ullage.validation.records import read_records
+
+    return compare(read_records(paths), progress)
+
+
+def as_dict(answer: Estimate | Validation) -> dict[str, object]:
+    """The JSON object of docs/job.md, in plain Python values: what ``--json`` prints."""
+    from ullage.report import json
+
+    return json.estimate(answer) if isinstance(answer, Estimate) else json.validation(answer)
+
+
+def __getattr__(name: str) -> object:
+    if name == "Validation":
+        from ullage.validation.compare import Validation
+
+        return Validation
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

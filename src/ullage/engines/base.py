@@ -45,7 +45,7 @@ class Account:
         """A run as the allocator sees it: load, the first step without the late states, then a steady step."""
         late = set(self.late)
         early = Sequence([alloc(item, count) for item, count in self.static if item not in late])
-        made = Sequence([alloc(item) for item in self.late if item.bytes])
+        made = Sequence([alloc(item, count) for item, count in self.static if item in late and item.bytes])
         return Sequence([self.load or early, self.step, made, self.step])
 
     @property

@@ -12,7 +12,9 @@ Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
 """Lowers one op, or the ops of one fused group, into steps."""
 
 
-def lower_ops(block: Block, context: Context, kernels: Mapping[str, Kernel], *, fused: frozenset[str] = frozenset()) -> tuple[Step, ...]:
+def lower_ops(
+    block: Block, context: Context, kernels: Mapping[str, Kernel], *, fused: frozenset[str] = frozenset()
+) -> tuple[Step, ...]:
     """The steps of a block. ``fused`` names the kinds whose ops of one ``group`` attribute become one kernel call."""
     steps: list[Step] = []
     for ops in _groups(block, fused):

@@ -97,7 +97,9 @@ def output_layer(ops: tuple[Op, ...], context: Context) -> list[Step]:
     weights = tuple(linear_weights(op, context))
     scratch = []
     if gathers(context):
-        scratch.append(_whole(f"{op.name}.dgrad", op.attrs["in"], context, "input gradient of the head before reduce-scatter"))
+        scratch.append(
+            _whole(f"{op.name}.dgrad", op.attrs["in"], context, "input gradient of the head before reduce-scatter")
+        )
     if context.option("gradient_accumulation_fusion", True):
         scratch.append(
             context.buffer(f"{op.name}.dummy", ("vocab", "hidden"), what="empty weight gradient that autograd is given")
@@ -182,9 +184,7 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
     activated = Buffer(f"{op.name}.gate", output.bytes, f"{op.name}: activated gate", output.formula)
     return [
         Step(name=f"{op.name}.gate", reads=(gate,), writes=(activated,), saves=(gate,), module=op.module),
-        Step(
-            name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module
-        ),
+        Step(name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module),
     ]
 
 
@@ -240,7 +240,9 @@ def add_losses(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 _KERNELS = {
     "norm": norm,
-    "linear": lambda ops, context: output_layer(ops, context) if ops[0].name.endswith("lm_head") else linear(ops, context),
+    "linear": lambda ops, context: (
+        output_layer(ops, context) if ops[0].name.endswith("lm_head") else linear(ops, context)
+    ),
     "rope": megatron_attention.rope,
     "attention": megatron_attention.attention,
     "split": megatron_attention.latent_split,
@@ -258,4 +260,3 @@ _KERNELS = {
     "add_losses": add_losses,
     "loss": megatron_loss.loss,
 }
-

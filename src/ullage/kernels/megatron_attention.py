@@ -72,7 +72,9 @@ def _exchange(name: str, context: Context) -> Step:
 def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
     """FlashAttention-2's backward accumulates dq in fp32 and keeps one fp32 row statistic a head (csrc/flash_attn/flash_api.cpp)."""
     return (
-        context.buffer("dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"),
+        context.buffer(
+            "dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"
+        ),
         context.buffer("softmax_d", (BATCH, "heads", SEQ), "fp32", "row sums of the attention backward"),
     )
 
@@ -116,9 +118,7 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             )
         )
         source = dropped.name
-    steps.append(
-        Step(name="attention", reads=(source, v), writes=(output,), saves=(source, v), module="core_attn")
-    )
+    steps.append(Step(name="attention", reads=(source, v), writes=(output,), saves=(source, v), module="core_attn"))
     return steps
 
 

@@ -56,7 +56,10 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         ]
     name = str(first.attrs["group"])
     fused = context.buffer(
-        f"{first.outputs[0].name}.fused", (ROUTED, "expert_ffn"), what="fused gate and up output of the experts", copies=len(ops)
+        f"{first.outputs[0].name}.fused",
+        (ROUTED, "expert_ffn"),
+        what="fused gate and up output of the experts",
+        copies=len(ops),
     )
     return [
         Step(

@@ -105,6 +105,7 @@ class Context:
 
     sizes: every dimension as this rank holds it. compute: the type that matmuls run in; params: of the stored weights.
     residual: the type of the stream between blocks. version: of the stack, as the job names it.
+    device: whose kernels run, "cuda" or "cpu" (what a trace without a GPU sees); where the two differ, a docstring says how.
     """
 
     sizes: FrozenMap
@@ -127,6 +128,7 @@ class Context:
     padding_mask: bool = False
     options: FrozenMap = FrozenMap()
     compute_capability: tuple[int, int] | None = None
+    device: str = "cuda"
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -57,15 +57,18 @@ def _matmul(op: Op, source: str, context: Context) -> list[Step]:
     if reduces:
         made = context.buffer(f"{output.name}.partial", (BATCH, SEQ, *out), what=f"partial output of {op.name}")
     casts = _casts(op, source, context) if runs_fp8(op, context) else ()
-    recomputes = runs_fp8(op, context) and context.compile
+    compiled = bool(casts) and context.compile
+    weight = casts[1:] if compiled and _saves_weight(context) else ()
+    input_ = () if compiled and _is_pointwise(op) else (source,)
+    passing = tuple(cast for cast in casts if cast not in weight)
     steps = [
         Step(
             name=op.name,
             reads=(source,),
-            writes=(made,),
-            saves=() if recomputes and _is_pointwise(op) else (source,),
-            scratch=casts,
-            backward_scratch=casts,
+            writes=(made, *weight),
+            saves=(*input_, *(cast.name for cast in weight)),
+            scratch=passing,
+            backward_scratch=passing,
             weights=weights,
             module=op.module,
             op="matmul",
@@ -80,6 +83,13 @@ def _is_pointwise(op: Op) -> bool:
     """Whether the input is a norm's or an activation's output: with fp8 the partitioner recomputes it from what those saved, because
     the cast that the matmul reads is fused with them (traced on torchao 0.18, torch 2.13)."""
     return op.name != "o_proj"
+
+
+def _saves_weight(context: Context) -> bool:
+    """The partitioner saves the 8-bit weight from forward to backward, though FSDP drops the weight itself, unless it is told to cast again
+    (torchao ``force_recompute_fp8_weight_in_bwd``) or the weight is gathered in 8 bits."""
+    told = context.option("float8_force_recompute_weight_in_bwd") or context.option("force_recompute_fp8_weight_in_bwd")
+    return not told and not context.option("float8_all_gather")
 
 
 def _casts(op: Op, source: str, context: Context) -> tuple[Buffer, ...]:

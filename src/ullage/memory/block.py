@@ -77,7 +77,7 @@ class _Storage:
 
 
 class BlockReplay:
-    """Replays one block; call ``run`` once."""
+    """Replays one block; call ``run`` once. items: shared by replays of one block whose programs are mixed in one step."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class BlockReplay:
         grad_rule: GradRule = GradRule(),
         keeps_input: bool = True,
         input_grad: bool = True,
+        items: dict[tuple[str, int, str], Item] | None = None,
     ) -> None:
         self.steps = tuple(steps)
         self.input = input
@@ -104,7 +105,7 @@ class BlockReplay:
         self.grad: dict[str, _Storage] = {}
         self.grad_bytes: dict[str, int] = {}
         self.grads: dict[str, Item] = {}
-        self.items: dict[tuple[str, int, str], Item] = {}
+        self.items = {} if items is None else items
         self.segment_of: dict[int, int] = {
             index: number for number, segment in enumerate(self.segments) for index in range(segment.start, segment.stop)
         }

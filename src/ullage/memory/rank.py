@@ -113,7 +113,9 @@ def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
             - split[number % layout.pp] * (number // layout.pp) // layout.vpp
             for number in range(stages)
         ]
-    raise Infeasible("has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries")
+    raise Infeasible(
+        "has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries"
+    )
 
 
 def _slice(runs: ListLike[Run], start: int, stop: int) -> list[Run]:

@@ -32,6 +32,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     return Account(
         static=tuple((item, count) for item, count in static if item.bytes and count),
         step=step.program(),
+        late=tuple(item for item, _ in static if item.category == "optimizer"),
         groups=_groups(job),
     )
 

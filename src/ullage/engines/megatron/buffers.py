@@ -1,0 +1,151 @@
+"""What Megatron-Core holds beside the states: batch, masks, gather buffer, dummy gradients, library workspaces.
+
+Sources: megatron/core/tensor_parallel/layers.py, TransformerEngine pytorch/module/base.py and cpp_extensions/gemm.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ullage.engines.base import flag, sized
+from ullage.hardware import overheads
+from ullage.job.job import Job
+from ullage.kernels.step import Context
+from ullage.memory.program import Item, round_up
+from ullage.memory.rank import Rank
+from ullage.model.graph import BATCH, SEQ
+from ullage.units import KIB
+
+
+def buffers(job: Job, context: Context) -> list[Item]:
+    """Batch, masks and the global gather buffer: small, but they show on small models."""
+    data = job.data
+    tokens = data.seq_len * data.micro_batch
+    items = [
+        Item(
+            category="input",
+            what="token ids, labels, loss mask, positions",
+            bytes=round_up(tokens * (8 + 8 + 4 + 8)),
+            formula=f"{tokens} tokens x (8 + 8 + 4 + 8) B",
+            lives="one micro-batch",
+        )
+    ]
+    if flag(job.engine.options, "create_attention_mask_in_dataloader", True):
+        items.append(
+            Item(
+                category="input",
+                what="attention mask made by the data loader",
+                bytes=round_up(data.micro_batch * data.seq_len**2),
+                formula=f"micro-batch {data.micro_batch} x seq {data.seq_len}^2 x 1 B (bool)",
+                lives="one micro-batch",
+            )
+        )
+    if job.engine.options.get("transformer_impl") == "local" and job.attention in ("eager", "math"):
+        scores = context.buffer("scores", (BATCH, "heads", SEQ, SEQ))
+        items.append(
+            Item(
+                category="communication",
+                what="global buffer (mpu) for the empty input of the score matmul",
+                bytes=round_up(scores.bytes),
+                formula=f"{scores.formula}; core/transformer/dot_product_attention.py takes it from the global buffer",
+                lives="from the first attention on",
+            )
+        )
+    if context.sp and context.tp > 1:
+        whole = context.buffer("mpu", (BATCH, SEQ, "hidden"))
+        items.append(
+            Item(
+                category="communication",
+                what="global gather buffer (mpu)",
+                bytes=round_up(whole.bytes),
+                formula=f"{whole.formula}; tensor_parallel/layers.py keeps the largest gathered input",
+                lives="from the first gather on",
+            )
+        )
+    return items
+
+
+def dummy_gradients(rank: Rank, context: Context) -> list[Item]:
+    """With fused accumulation autograd still wants a gradient: TE caches one dummy for each distinct weight shape.
+
+    The shapes are those of the weights as Megatron holds them: q, k and v in one, gate and up in one.
+    """
+    shapes: dict[tuple[int, int], str] = {}
+    blocks = {run.block.name: run.block for part in rank.chunks for run in part.runs if run.block.role != "embedding"}
+    for block in blocks.values():
+        fused: dict[str, tuple[int, int, str]] = {}
+        for op in block.ops:
+            if op.kind not in ("linear", "grouped_linear") or not op.params or op.name == "lm_head":
+                continue
+            weight = op.params[0].dims
+            key = str(op.attrs.get("group") or op.name)
+            if op.kind == "grouped_linear":  # one weight for each local expert, all of one shape
+                rows, columns = context.size(weight[1]), context.size(weight[2])
+            else:
+                columns = context.numel(inner) if isinstance(inner := op.attrs["in"], tuple) else 1
+                rows = context.numel(weight) // columns
+            fused[key] = (fused[key][0] + rows if key in fused else rows, columns, op.name)
+        shapes |= {(rows, columns): name for rows, columns, name in fused.values()}
+    return [
+        sized("gradients", f"dummy gradient like {name}", rows * columns, "bf16", why="TE get_dummy_wgrad, cached")
+        for (rows, columns), name in shapes.items()
+    ]
+
+
+def workspaces(job: Job, rank: Rank) -> list[Item]:
+    """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own.
+
+    torch keeps one cuBLAS workspace for each thread's handle: the main thread's forward and autograd's backward have one each.
+    """
+    device = job.cluster.device
+    items = []
+    if _multiplies_in_torch(job, rank):
+        deterministic = flag(job.engine.options, "deterministic_mode", False)
+        found = overheads.cublas_workspace_bytes(device, hopper_only=_before(job, BLACKWELL_WORKSPACE_SINCE))
+        size = DETERMINISTIC_WORKSPACE_BYTES if deterministic else found.bytes
+        why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for" if deterministic else found.source
+        items += [_workspace(f"cuBLAS workspace of the {thread}", size, why, found.provenance) for thread in THREADS]
+    if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
+        found = overheads.te_workspace_bytes(device)
+        items.append(_workspace(found.what, found.bytes, found.source, found.provenance))
+        if job.engine.options.get("moe_grouped_gemm") and any(param.expert for param in rank.params):
+            many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
+            items.append(
+                _workspace("Transformer Engine grouped GEMM workspaces", many.bytes, many.source, many.provenance)
+            )
+    return items
+
+
+def _workspace(what: str, size: int, formula: str, provenance: str) -> Item:
+    return Item(
+        category="workspace",
+        what=what,
+        bytes=round_up(size),
+        formula=formula,
+        provenance=provenance,
+        lives="from the first matmul on",
+    )
+
+
+GROUPED_GEMM_STREAMS = 4  # TransformerEngine pytorch/cpp_extensions/gemm.py: one workspace for each compute stream
+THREADS = ("main thread", "autograd thread")
+DETERMINISTIC_WORKSPACE_BYTES = 8 * 4096 * KIB  # :4096:8 is eight buffers of 4096 KiB
+BLACKWELL_WORKSPACE_SINCE = (
+    0,
+    16,
+)  # Megatron-Core releases that ship with a torch that knows Blackwell's larger workspace
+
+
+def _before(job: Job, release: tuple[int, int]) -> bool:
+    """Whether the job runs an older Megatron-Core than ``release``; the newest where it names none."""
+    if job.stack_version is None:
+        return False
+    parts = re.findall(r"\d+", job.stack_version)[:2]
+    return tuple(int(part) for part in parts) < release
+
+
+def _multiplies_in_torch(job: Job, rank: Rank) -> bool:
+    """Head, router and unfused attention call torch's matmuls; under Transformer Engine nothing else does."""
+    local = job.engine.options.get("transformer_impl") == "local"
+    unfused = job.attention in ("eager", "math")
+    return rank.last or local or unfused or any(param.expert for param in rank.params)

@@ -1,0 +1,186 @@
+"""Eager torch, one autograd node at a time: what each primitive keeps for its backward and what its backward makes.
+
+A Tape is written as the layer code is written; it turns calls into Steps. What is saved, and what a backward makes, follows
+torch's derivatives.yaml; the order of backward is the reverse of the order of calls (torch/csrc/autograd/engine.cpp runs the
+youngest ready node first). Held against the C++ allocator's own events on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ullage import dtypes
+from ullage.kernels.step import Buffer, Context, Step, WeightGrad
+from ullage.model.graph import Block, Dim, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the layer code: (dims) in ``dtype``."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def rows(self) -> tuple[Dim, ...]:
+        """All dimensions but the last."""
+        return self.dims[:-1]
+
+
+class Tape:
+    """Records the layer code of one block as Steps. ``module``: the recompute module that new steps belong to."""
+
+    def __init__(self, context: Context, block: Block) -> None:
+        self.context = context
+        self.steps: list[Step] = []
+        self.module = ""
+        self.values: dict[str, Value] = {}
+        source = block.input
+        self.define(Value(source.name, source.dims, source.elements or context.residual))
+
+    # -- values
+
+    def define(self, value: Value) -> Value:
+        self.values[value.name] = value
+        return value
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+    @property
+    def weight_dtype(self) -> str:
+        """The type in which a layer sees its parameters: as stored under autocast, else the compute type (FSDP gathers in it)."""
+        return self.context.params if self.context.autocast else self.context.compute
+
+    def like(self, tensor: Tensor, dtype: str) -> Value:
+        return Value(tensor.name, tensor.dims, tensor.elements or dtype)
+
+    def buffer(self, value: Value, what: str = "") -> Buffer:
+        return self.context.buffer(value.name, value.dims, value.dtype, what)
+
+    def scratch(self, name: str, like: Value, dtype: str | None = None) -> Buffer:
+        return self.context.buffer(name, like.dims, dtype or like.dtype)
+
+    # -- steps
+
+    def emit(
+        self,
+        name: str,
+        reads: Iterable[Value] = (),
+        out: Value | None = None,
+        *,
+        what: str = "",
+        beside: tuple[Buffer, ...] = (),
+        saves: Iterable[Value | str] = (),
+        passes: Iterable[Value] = (),
+        no_grad: Iterable[Value] = (),
+        scratch: tuple[Buffer, ...] = (),
+        backward_scratch: tuple[Buffer, ...] = (),
+        weights: tuple[WeightGrad, ...] = (),
+        view_grads: Iterable[Value] = (),
+        caches: tuple[str, ...] = (),
+    ) -> Value:
+        """One node. ``beside``: further tensors that it makes (statistics, masks)."""
+        made = () if out is None else (self.buffer(out, what or name),)
+        self.steps.append(
+            Step(
+                name=name,
+                reads=tuple(value.name for value in reads),
+                writes=(*made, *beside),
+                saves=tuple(one if isinstance(one, str) else one.name for one in saves),
+                passes=tuple(value.name for value in passes),
+                no_grad=tuple(value.name for value in no_grad),
+                scratch=scratch,
+                backward_scratch=backward_scratch,
+                weights=weights,
+                view_grads=tuple(value.name for value in view_grads),
+                caches=caches,
+                module=self.module,
+            )
+        )
+        return self.define(out) if out is not None else Value(name, (), "")
+
+    def view(self, source: Value, name: str, dims: tuple[Dim, ...] | None = None, *, copies: bool = False) -> Value:
+        """A view of ``source`` or of a part of it. copies: its gradient is written into a new tensor of the source's size."""
+        out = Value(name, source.dims if dims is None else dims, source.dtype)
+        self.views(source, (out,), copies=copies)
+        return out
+
+    def views(self, source: Value, outs: tuple[Value, ...], *, copies: bool = True) -> None:
+        """Views made by one node (chunk, split); their gradients are joined in one new tensor where ``copies``."""
+        self.steps.append(
+            Step(
+                name=f"{outs[0].name}.view",
+                reads=(source.name,),
+                aliases=tuple((self.buffer(out, out.name), source.name) for out in outs),
+                passes=() if copies else (source.name,),
+                module=self.module,
+            )
+        )
+        for out in outs:
+            self.define(out)
+
+    def hold(self, *values: Value) -> None:
+        """A frame that names ``values`` ends here: they live to the end of the last step."""
+        last = self.steps[-1]
+        self.steps[-1] = replace(last, holds=(*last.holds, *(value.name for value in values)))
+
+    # -- primitives
+
+    def cast(self, value: Value, dtype: str, name: str) -> Value:
+        """``value.to(dtype)``; itself where it has that type already."""
+        if value.dtype == dtype:
+            return value
+        return self.emit(name, (value,), Value(name, value.dims, dtype))
+
+    def add(self, left: Value, right: Value, out: Value, what: str = "") -> Value:
+        """The sum's gradient is each operand's, cast where an operand has another type."""
+        reads = (left, right)
+        return self.emit(out.name, reads, out, what=what, passes=[one for one in reads if one.dtype == out.dtype])
+
+    def mul(self, left: Value, right: Value, out: Value, what: str = "") -> Value:
+        return self.emit(out.name, (left, right), out, what=what, saves=(left, right))
+
+    def scale(self, value: Value, name: str) -> Value:
+        """A Python number times a tensor: nothing is saved."""
+        return self.emit(name, (value,), Value(name, value.dims, value.dtype))
+
+    def mul_constant(self, value: Value, name: str, dtype: str) -> Value:
+        """value * c, with c a tensor that needs no gradient and is saved anyway; ``dtype``: of the product.
+
+        A gradient in another type than ``value`` is made first and then cast.
+        """
+        wide = () if dtype == value.dtype else (self.scratch(f"{name}.grad", value, dtype),)
+        return self.emit(name, (value,), Value(name, value.dims, dtype), backward_scratch=wide)
+
+    def mul_weight(self, value: Value, weight: WeightGrad, out: Value, what: str = "") -> Value:
+        """value * weight over the last dimension: the weight's gradient is a whole product before it is summed."""
+        return self.emit(
+            out.name,
+            (value,),
+            out,
+            what=what,
+            saves=(value,),
+            weights=(weight,),
+            backward_scratch=(self.scratch(f"{out.name}.product", out),),
+        )
+
+    def weight(self, param: str, dims: tuple[Dim, ...], *, fusable: bool = False) -> WeightGrad:
+        return self.context.weight(param, dims, self.weight_dtype, fusable=fusable)
+
+    def cast_weight(self, param: str, dims: tuple[Dim, ...]) -> Value | None:
+        """Autocast's copy of a parameter in the compute type, cached until the context exits; None where there is none."""
+        if self.weight_dtype == self.context.compute:
+            return None
+        name = f"{param}.{self.context.compute}"
+        out = Value(name, dims, self.context.compute)
+        return self.emit(
+            name, (), out, what=f"autocast copy of {param}", weights=(self.weight(param, dims),), caches=(name,)
+        )
+
+
+def promote(*types: str) -> str:
+    """The type of an operation on tensors of several floating types."""
+    return max(types, key=dtypes.bits)

@@ -1,0 +1,1 @@
+"""Numbers to text: the only place where it happens."""

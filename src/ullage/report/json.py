@@ -1,0 +1,152 @@
+"""The JSON answers, as docs/job.md names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ullage.api import ModelFacts
+    from ullage.engines.estimate import Estimate
+    from ullage.hardware.cluster import Device
+    from ullage.memory.ledger import Line
+    from ullage.validation.compare import Row, Validation
+    from ullage.validation.summary import Summary
+
+SCHEMA = 1
+NO_TIME = "time is not predicted yet: step_s, tokens_per_s_per_gpu and mfu are null"
+
+
+def dumps(answer: Mapping[str, object]) -> str:
+    """JSON that a person can read too: one line for each key, and one for each entry of a list of objects."""
+    parts = ",\n ".join(f"{json.dumps(key)}: {_value(value)}" for key, value in answer.items())
+    return f"{{{parts}}}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[" + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value) + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+def estimate(answer: Estimate) -> dict[str, object]:
+    """``ullage estimate --json``."""
+    peak = answer.peak
+    return {
+        "schema": SCHEMA,
+        "verdict": answer.verdict,
+        "capacity_bytes": answer.capacity_bytes,
+        "peak": {
+            "rank": peak.rank,
+            "moment": peak.moment,
+            "allocated_bytes": peak.allocated_bytes,
+            "reserved_bytes": peak.reserved_bytes,
+            "device_bytes": peak.device_bytes,
+            "low_bytes": peak.low_bytes,
+            "high_bytes": peak.high_bytes,
+        },
+        "ranks": [
+            {
+                "ranks": list(one.ranks),
+                "stage": one.stage,
+                "allocated_bytes": one.allocated_bytes,
+                "reserved_bytes": one.reserved_bytes,
+                "device_bytes": one.device_bytes,
+                "moment": one.moment,
+                "static_bytes": one.static_bytes,
+            }
+            for one in answer.ranks
+        ],
+        "ledger": [_line(line) for line in answer.ledger],
+        "outside_allocator": [
+            {"what": what, "bytes": size, "provenance": provenance} for what, size, provenance in answer.outside
+        ],
+        "host_bytes": answer.host_bytes,
+        "time": {"step_s": None, "tokens_per_s_per_gpu": None, "mfu": None, "parts": {}},
+        "parameters": answer.parameters,
+        "trainable_parameters": answer.trainable_parameters,
+        "flops_per_step": answer.flops_per_step,
+        "defaults": list(answer.defaults),
+        "warnings": [*answer.warnings, NO_TIME],
+    }
+
+
+def _line(line: Line) -> dict[str, object]:
+    return {
+        "category": line.category,
+        "what": line.what,
+        "bytes": line.bytes,
+        "formula": line.formula,
+        "provenance": line.provenance,
+        "count": line.count,
+        "lives": line.lives,
+    }
+
+
+def models(found: Sequence[ModelFacts]) -> dict[str, object]:
+    """``ullage models --json``."""
+    return {"models": [one._asdict() for one in found]}
+
+
+def devices(found: Sequence[tuple[Device, tuple[str, ...]]]) -> dict[str, object]:
+    """``ullage devices --json``."""
+    return {
+        "devices": [
+            {
+                "name": device.name,
+                "vendor": device.vendor,
+                "architecture": device.architecture,
+                "capacity_bytes": device.capacity_bytes,
+                "memory_bytes_per_s": device.memory_bytes_per_s,
+                "flops_per_s": dict(device.flops_per_s),
+                "link_bytes_per_s": device.link_bytes_per_s,
+                "host_link_bytes_per_s": device.host_link_bytes_per_s,
+                "aliases": list(aliases),
+                "provenance": device.provenance,
+                "source": device.source,
+            }
+            for device, aliases in found
+        ]
+    }
+
+
+def validation(answer: Validation) -> dict[str, object]:
+    """``ullage validate --json``. by_size splits the allocated records where rounding and workspaces stop to matter."""
+    return {
+        "records": [_row(row) for row in answer.rows],
+        "unsupported": [{"id": one.id, "why": one.why} for one in answer.unsupported],
+        "summary": [_summary(one) for one in answer.summary],
+        "by_size": [
+            {**_summary(one), "least_bytes": one.least_bytes, "below_bytes": one.below_bytes} for one in answer.by_size
+        ],
+        "verdicts": dict(answer.verdicts),
+    }
+
+
+def _row(row: Row) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "source": row.source,
+        "grade": row.grade,
+        "quantity": row.quantity,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "error_ratio": row.error_ratio,
+        "low": row.low,
+        "high": row.high,
+        "verdict": row.verdict,
+        "fits": row.fits,
+    }
+
+
+def _summary(one: Summary) -> dict[str, object]:
+    return {
+        "quantity": one.quantity,
+        "grade": one.grade,
+        "records": one.records,
+        "median_abs_error": one.median,
+        "p90_abs_error": one.p90,
+        "worst_abs_error": one.worst,
+        "covered_by_interval": one.covered,
+    }

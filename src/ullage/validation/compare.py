@@ -1,0 +1,223 @@
+"""Each record's job estimated and held against what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ullage.engines.base import Account
+from ullage.engines.estimate import Estimate, RankEstimate, estimate
+from ullage.engines.interval import Interval, interval
+from ullage.engines.registry import account, ranks_of
+from ullage.errors import UllageError
+from ullage.job.job import Job
+from ullage.job.read import read_job
+from ullage.memory.overhead import outside_allocator
+from ullage.model.build import graph
+from ullage.validation import summary
+from ullage.validation.records import Record, Records, Rejected
+from ullage.validation.summary import Summary
+
+VERDICTS = ("fits", "tight", "oom")
+# What the verdict says of "it fits", as a number: tight is neither.
+_AS_NUMBER = {"fits": 1.0, "tight": 0.5, "oom": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One quantity of one record. Memory in bytes; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
+
+    error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity.
+    """
+
+    id: str
+    source: str
+    grade: str
+    quantity: str
+    measured: float
+    predicted: float
+    error_ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: str
+    fits: bool | None
+    file: str = ""
+    stage: int | None = None
+
+    @property
+    def covered(self) -> bool:
+        return self.low is not None and self.high is not None and self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What ``ullage validate`` answers. rows: one for each quantity of each record that could be estimated.
+
+    with_time: records that state a step's time, which is not predicted yet. skipped: files that hold no jobs.
+    """
+
+    rows: tuple[Row, ...]
+    unsupported: tuple[Rejected, ...]
+    records: int
+    with_time: int = 0
+    skipped: tuple[str, ...] = ()
+
+    @cached_property
+    def summary(self) -> tuple[Summary, ...]:
+        return summary.by_quantity(self.rows)
+
+    @cached_property
+    def by_size(self) -> tuple[Summary, ...]:
+        return summary.by_size(self.rows)
+
+    @cached_property
+    def by_file(self) -> tuple[Summary, ...]:
+        return summary.by_file(self.rows)
+
+    @cached_property
+    def verdicts(self) -> dict[str, int]:
+        """``fits_called_oom`` and its like: how often each verdict was given to runs that fitted, and to those that did not."""
+        counts = {f"{truth}_called_{verdict}": 0 for truth in ("fits", "oom") for verdict in VERDICTS}
+        for row in self.rows:
+            if row.quantity == "fits":
+                counts[f"{'fits' if row.fits else 'oom'}_called_{row.verdict}"] += 1
+        return counts
+
+
+def compare(found: Records, progress: Callable[[int, int], None] | None = None) -> Validation:
+    """Every record in turn."""
+    rows: list[Row] = []
+    rejected = list(found.rejected)
+    for done, record in enumerate(found.records, start=1):
+        try:
+            rows += _rows(record)
+        except UllageError as error:
+            rejected.append(Rejected(id=record.id, why=str(error), file=record.file))
+        except Exception as error:  # ours: one record's crash must not hide all others
+            rejected.append(Rejected(id=record.id, why=_bug(error), file=record.file))
+        if progress is not None:
+            progress(done, len(found.records))
+    return Validation(
+        rows=tuple(rows),
+        unsupported=tuple(rejected),
+        records=len(found.records) + len(found.rejected),
+        with_time=sum(bool(record.time) for record in found.records),
+        skipped=found.skipped,
+    )
+
+
+BUG = "a bug in ullage"
+
+
+def _bug(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace is not None else ""
+    return f"{BUG}: {type(error).__name__}: {error}{where}"
+
+
+def _rows(record: Record) -> list[Row]:
+    job = read_job(record.job)
+    answer = estimate(job)
+    rows = [
+        _row(
+            record,
+            answer,
+            quantity,
+            predicted=predicted.bytes,
+            error_ratio=predicted.bytes / measured - 1,
+            measured=measured,
+            low=predicted.low,
+            high=predicted.high,
+            stage=predicted.stage,
+        )
+        for quantity, measured in record.memory.items()
+        for predicted in (_predicted(job, answer, quantity, record.rank),)
+    ]
+    if record.fits is not None:
+        truth, verdict = float(record.fits), _AS_NUMBER[answer.verdict]
+        rows.append(_row(record, answer, "fits", measured=truth, predicted=verdict))
+    return rows
+
+
+def _row(
+    record: Record,
+    answer: Estimate,
+    quantity: str,
+    *,
+    measured: float,
+    predicted: float,
+    error_ratio: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    stage: int | None = None,
+) -> Row:
+    return Row(
+        id=record.id,
+        source=record.source,
+        grade=record.grade,
+        quantity=quantity,
+        measured=measured,
+        predicted=predicted,
+        error_ratio=error_ratio,
+        low=low,
+        high=high,
+        verdict=answer.verdict,
+        fits=record.fits,
+        file=record.file,
+        stage=stage,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Predicted:
+    bytes: int
+    low: int
+    high: int
+    stage: int
+
+
+def _predicted(job: Job, answer: Estimate, quantity: str, rank: str | int) -> _Predicted:
+    """The quantity on the measured rank. ``unspecified`` is what the card shows or torch holds: the reserved figure stands for it."""
+    size = _SIZES[quantity]
+    stages = list(_measured_stages(answer, rank))
+    worst = max(stages, key=size)
+    bracket = _bracket(job, worst, quantity, size(worst))
+    return _Predicted(bytes=size(worst), low=bracket.low_bytes, high=bracket.high_bytes, stage=worst.stage)
+
+
+_SIZES: dict[str, Callable[[RankEstimate], int]] = {
+    "allocated": lambda stage: stage.allocated_bytes,
+    "reserved": lambda stage: stage.reserved_bytes,
+    "device": lambda stage: stage.device_bytes,
+    "unspecified": lambda stage: stage.reserved_bytes,
+}
+
+
+def _measured_stages(answer: Estimate, rank: str | int) -> Iterator[RankEstimate]:
+    """max: every stage; last: the last one; a number: that stage, or the one that holds this global rank."""
+    if rank == "max":
+        yield from answer.ranks
+    elif rank == "last":
+        yield max(answer.ranks, key=lambda stage: stage.stage)
+    else:
+        stages = {stage.stage: stage for stage in answer.ranks}
+        if isinstance(rank, int) and rank in stages:
+            yield stages[rank]
+        else:
+            yield next((stage for stage in answer.ranks if rank in stage.ranks), answer.ranks[0])
+
+
+def _bracket(job: Job, stage: RankEstimate, quantity: str, size: int) -> Interval:
+    """The interval brackets the device; inside the allocator it is the same doubts without the overheads outside of it."""
+    found = _account(job, stage.stage)
+    if quantity == "device":
+        return interval(job, found, stage.reserved_bytes, outside_allocator(job.cluster, found.groups))
+    return interval(job, found, size, ())
+
+
+def _account(job: Job, stage: int) -> Account:
+    built = graph(job.model)
+    return account(job, built, ranks_of(job, built)[stage])

@@ -1,0 +1,96 @@
+"""How far a set of predictions lies from what was measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ullage.units import GIB
+from ullage.validation.records import GRADES, MEMORY
+
+if TYPE_CHECKING:
+    from ullage.validation.compare import Row
+
+SPLIT_BYTES = 4 * GIB
+"""Below this, workspaces, the allocator's rounding and a library's own small buffers show in a relative error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Absolute relative errors of one group of rows. covered: share whose measurement lies in low..high."""
+
+    quantity: str
+    grade: str
+    records: int
+    median: float
+    mean: float
+    p90: float
+    worst: float
+    covered: float
+    least_bytes: int = 0
+    below_bytes: int | None = None
+    file: str = ""
+
+
+def by_quantity(rows: Iterable[Row]) -> tuple[Summary, ...]:
+    """One Summary for each quantity and grade that has a row."""
+    return _grouped(rows, lambda row: (MEMORY.index(row.quantity), GRADES.index(row.grade)), _plain)
+
+
+def by_size(rows: Iterable[Row]) -> tuple[Summary, ...]:
+    """Allocated memory by grade, from SPLIT_BYTES on and below."""
+    allocated = [row for row in rows if row.quantity == "allocated"]
+    return _grouped(allocated, lambda row: (GRADES.index(row.grade), row.measured < SPLIT_BYTES), _sized)
+
+
+def by_file(rows: Iterable[Row]) -> tuple[Summary, ...]:
+    """One Summary for each file, quantity and grade."""
+    return _grouped(rows, lambda row: (row.file, MEMORY.index(row.quantity), GRADES.index(row.grade)), _filed)
+
+
+Key = Callable[["Row"], tuple[object, ...]]
+
+
+def _grouped(rows: Iterable[Row], key: Key, make: Callable[[Sequence[Row]], Summary]) -> tuple[Summary, ...]:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.error_ratio is not None:
+            groups.setdefault(key(row), []).append(row)
+    return tuple(make(groups[found]) for found in sorted(groups, key=lambda one: tuple(map(_order, one))))
+
+
+def _order(part: object) -> str:
+    return f"{part:09d}" if isinstance(part, int) else str(part)
+
+
+def _plain(rows: Sequence[Row]) -> Summary:
+    return _summary(rows)
+
+
+def _sized(rows: Sequence[Row]) -> Summary:
+    small = rows[0].measured < SPLIT_BYTES
+    return _summary(rows, least_bytes=0 if small else SPLIT_BYTES, below_bytes=SPLIT_BYTES if small else None)
+
+
+def _filed(rows: Sequence[Row]) -> Summary:
+    return _summary(rows, file=rows[0].file)
+
+
+def _summary(rows: Sequence[Row], *, least_bytes: int = 0, below_bytes: int | None = None, file: str = "") -> Summary:
+    errors = sorted(abs(row.error_ratio) for row in rows if row.error_ratio is not None)
+    return Summary(
+        quantity=rows[0].quantity,
+        grade=rows[0].grade,
+        records=len(errors),
+        median=statistics.median(errors),
+        mean=statistics.fmean(errors),
+        p90=errors[math.ceil(0.9 * len(errors)) - 1],
+        worst=errors[-1],
+        covered=sum(row.covered for row in rows) / len(rows),
+        least_bytes=least_bytes,
+        below_bytes=below_bytes,
+        file=file,
+    )
