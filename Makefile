@@ -1,12 +1,13 @@
 # make demo   an estimate of a real model, from a bare machine with Python 3.11
 # make test   everything that must hold: linter, formatter, types, import contracts, tests
 # make bench  how fast an estimate is on this machine
+# make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 
-.PHONY: venv test demo bench clean
+.PHONY: venv test demo bench accuracy clean
 
 venv: .venv/.stamp
 
@@ -33,6 +34,12 @@ demo: .venv-demo/.stamp
 
 bench: venv
 	$(BIN)/python benchmarks/estimate_speed.py
+
+TRUTH ?= tests/validation/data
+
+accuracy: venv
+	$(BIN)/ullage validate $(TRUTH) --markdown --causes docs/misses.toml > docs/accuracy.md.new
+	mv docs/accuracy.md.new docs/accuracy.md
 
 clean:
 	rm -rf .venv .venv-demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ullage.engines.estimate import Estimate, estimate
 from ullage.job.job import Job
@@ -16,6 +16,7 @@ from ullage.job.read import read_job
 
 if TYPE_CHECKING:
     from ullage.hardware.cluster import Device
+    from ullage.model.facts import ModelFacts
     from ullage.validation.compare import Validation
 
 __all__ = [
@@ -32,42 +33,15 @@ __all__ = [
 ]
 
 
-class ModelFacts(NamedTuple):
-    """One model of the catalogue. parameters: counted from its config.json, tied ones once; hidden: width of the stream."""
-
-    name: str
-    model_type: str
-    parameters: int
-    layers: int
-    hidden: int
-    hugging_face_id: str
-    source: str
-
-
 def models() -> tuple[ModelFacts, ...]:
     """Every model of the catalogue by name: what ``model:`` of a job file may say without a path.
 
     Source: the config.json files in model/data/models, each with the address and revision that it was read from.
     """
     from ullage.model import catalogue
-    from ullage.model.hf_config import decoder_spec
+    from ullage.model.facts import facts
 
-    found = []
-    for name in catalogue.names():
-        entry = catalogue.entry(name)
-        spec = decoder_spec(catalogue.model_config(name))
-        found.append(
-            ModelFacts(
-                name=name,
-                model_type=entry.model_type,
-                parameters=entry.parameters,
-                layers=spec.layers,
-                hidden=spec.hidden,
-                hugging_face_id=entry.hugging_face_id,
-                source=entry.source,
-            )
-        )
-    return tuple(found)
+    return tuple(map(facts, catalogue.names()))
 
 
 def devices() -> tuple[tuple[Device, tuple[str, ...]], ...]:
@@ -108,8 +82,13 @@ def as_dict(answer: Estimate | Validation) -> dict[str, object]:
 
 
 def __getattr__(name: str) -> object:
+    """Types that only one verb needs load with it."""
     if name == "Validation":
         from ullage.validation.compare import Validation
 
         return Validation
+    if name == "ModelFacts":
+        from ullage.model.facts import ModelFacts
+
+        return ModelFacts
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

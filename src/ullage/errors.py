@@ -13,7 +13,6 @@ Each message names the value, the limit, the place and the remedy. A broken inva
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -86,5 +85,7 @@ class Infeasible(UllageError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was probably meant to be, or None."""
+    import difflib  # only when something is wrong
+
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None

@@ -7,9 +7,12 @@ Inside ullage a size is an ``int`` of bytes, a time a ``float`` of seconds, work
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from typing import TYPE_CHECKING
 
 from ullage.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 KIB = 1024
 MIB = KIB**2
@@ -56,6 +59,8 @@ def _parse(value: object, key: str, units: dict[str, int], allowed: str) -> int:
         unit = units.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise InvalidInput("is no number", key=key, value=_short(value), allowed=allowed)
+        from decimal import Decimal
+
         # Decimal, since 8.03 * 10^9 is no whole number in binary
         number: int | float | Decimal = Decimal(match[1]) * unit
     else:

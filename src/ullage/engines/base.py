@@ -25,6 +25,7 @@ class Account:
     late: what of ``static`` the first optimizer step makes (moments), so that the first forward runs without it.
     load: how the rest of ``static`` comes about, where loading passes through copies; None: allocated one after another.
     host_bytes: host memory of this rank's process (offloaded states).
+    eager: run on software from before CUDA 11.7 and NCCL 2.22, which loads and connects everything at the start.
     """
 
     static: tuple[tuple[Item, int], ...]
@@ -32,6 +33,7 @@ class Account:
     late: tuple[Item, ...] = ()
     load: Node | None = None
     host_bytes: int = 0
+    eager: bool = False
     groups: tuple[tuple[str, int, int], ...] = ()
     warnings: tuple[str, ...] = ()
 

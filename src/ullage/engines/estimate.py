@@ -81,9 +81,7 @@ def estimate(job: Job) -> Estimate:
     """
     graph = build(job.model, mtp=job.engine.name == "megatron")
     peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
-    worst_peak = max(peaks, key=lambda one: one.peak.bytes)
-    waste = _waste(job, graph, worst_peak.rank, worst_peak.peak.bytes)
-    found = [one.with_reserved(one.peak.bytes + waste * one.peak.bytes // worst_peak.peak.bytes) for one in peaks]
+    found = _with_reserved(job, graph, peaks)
     worst = max(found, key=lambda one: one.device_bytes)
     device = job.cluster.device
     bracket = interval(job, worst.account, worst.reserved_bytes, worst.overheads)
@@ -164,7 +162,7 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
         ranks=range(rank.index * each, (rank.index + 1) * each),
         account=found,
         peak=locate_peak(found.program),
-        overheads=outside_allocator(job.cluster, found.groups),
+        overheads=outside_allocator(job.cluster, found.groups, eager=found.eager),
     )
 
 
@@ -172,6 +170,25 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
 def _waste(job: Job, graph: Graph, worst: Rank, peak_bytes: int) -> int:
     """Reserved minus allocated on the worst rank, simulated; the other ranks waste the same share."""
     return reserved_bytes(job, graph, worst, account(job, graph, worst), peak_bytes) - peak_bytes
+
+
+_NEAR = 0.8
+"""A pipeline's first and last rank are simulated too where they allocate at least this share of the worst one."""
+
+
+def _with_reserved(job: Job, graph: Graph, peaks: list[_Found]) -> list[_Found]:
+    """Reserved memory of every rank. The worst is simulated, and the first and last of a pipeline where they come near it: the
+    first holds the most micro-batches in flight, and wastes most. The others waste the same share as the worst."""
+    worst = max(peaks, key=lambda one: one.peak.bytes)
+    simulated = {id(worst): _waste(job, graph, worst.rank, worst.peak.bytes)}
+    for one in (peaks[0], peaks[-1]):
+        if id(one) not in simulated and one.peak.bytes >= _NEAR * worst.peak.bytes:
+            simulated[id(one)] = _waste(job, graph, one.rank, one.peak.bytes)
+    share = simulated[id(worst)]
+    return [
+        one.with_reserved(one.peak.bytes + simulated.get(id(one), share * one.peak.bytes // worst.peak.bytes))
+        for one in peaks
+    ]
 
 
 def moment(peak: Peak) -> str:

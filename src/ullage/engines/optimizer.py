@@ -177,12 +177,11 @@ def step(optimizer: Optimizer, groups: tuple[Group, ...]) -> Node:
     return Sequence(_for_loop(optimizer, groups), "optimizer step")
 
 
-def scratch(optimizer: Optimizer, tensor: Stepped) -> tuple[Item, ...]:
-    """What stepping one tensor alone allocates at once (an optimizer that runs inside the backward)."""
+def temporaries(optimizer: Optimizer) -> tuple[str, ...]:
+    """Element types of what stepping one tensor alone allocates, each as large as the tensor (an optimizer inside the backward)."""
     if optimizer.name not in ("adam", "adamw") or optimizer.state == "8bit" or optimizer.impl == "fused":
         return ()
-    root = _root(tensor.numel, optimizer.state)
-    return (root,) if optimizer.impl == "foreach" else (root, _denominator(tensor.numel, optimizer.state))
+    return (optimizer.state,) if optimizer.impl == "foreach" else (optimizer.state,) * 2
 
 
 def _foreach(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from ullage.engines.base import Account, Accounting
+from ullage.engines.deepspeed import split as deepspeed_split
 from ullage.engines.megatron import split as megatron_split
 from ullage.errors import Unsupported
 from ullage.job.job import Job
@@ -16,6 +17,7 @@ ENGINES = {
     "single": "ullage.engines.single.accounting",
     "ddp": "ullage.engines.ddp.accounting",
     "zero1": "ullage.engines.ddp.accounting",
+    "fsdp1": "ullage.engines.fsdp2.accounting",
     "fsdp2": "ullage.engines.fsdp2.accounting",
     "deepspeed": "ullage.engines.deepspeed.accounting",
     "megatron": "ullage.engines.megatron.accounting",
@@ -24,7 +26,11 @@ ENGINES = {
 
 def ranks_of(job: Job, graph: Graph) -> tuple[Rank, ...]:
     """The pipeline ranks of a job, cut as its engine cuts them."""
-    layout = megatron_split.layout(job, graph.layers) if job.engine.name == "megatron" else job.layout
+    layout = job.layout
+    if job.engine.name == "megatron":
+        layout = megatron_split.layout(job, graph.layers)
+    elif job.engine.name == "deepspeed" and layout.pp > 1:
+        layout = deepspeed_split.layout(job, graph.layers)
     return ranks(graph, layout)
 
 

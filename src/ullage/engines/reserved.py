@@ -11,6 +11,7 @@ from dataclasses import replace
 from ullage.engines.base import Account, flag
 from ullage.engines.registry import account
 from ullage.job.job import Job
+from ullage.memory.overhead import outside_allocator
 from ullage.memory.rank import Rank
 from ullage.memory.reserved import simulate
 from ullage.model.graph import Graph
@@ -24,7 +25,9 @@ def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_byte
     history = found.history
     if history.changes > MOST_EVENTS:
         history = account(_shorter(job), graph, rank).history
-    simulated = simulate(history, expandable_segments=expandable)
+    outside = outside_allocator(job.cluster, found.groups, eager=found.eager)
+    capacity = job.cluster.device.capacity_bytes - sum(one.bytes for one in outside)
+    simulated = simulate(history, expandable_segments=expandable, capacity_bytes=capacity)
     return peak_bytes + max(0, simulated.reserved_bytes - simulated.allocated_bytes)
 
 

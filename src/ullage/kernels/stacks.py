@@ -10,7 +10,7 @@ from types import ModuleType
 from ullage.errors import Unsupported
 from ullage.job.job import Recompute
 from ullage.kernels.lowering import module_segments
-from ullage.kernels.step import Context, Segment, Step
+from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import Block, Op
 
 Lowering = Callable[[Block, Context], tuple[Step, ...]]
@@ -47,6 +47,12 @@ def segments(block: Block, context: Context, recompute: Recompute) -> tuple[Segm
         return chosen(steps, recompute.modules)
     policy: Policy = stack.selective
     return policy(steps, context)
+
+
+def buffers(context: Context) -> tuple[Buffer, ...]:
+    """Buffers that the stack's model registers (rotary tables)."""
+    made: Callable[[Context], tuple[Buffer, ...]] | None = getattr(_module(context.stack), "buffers", None)
+    return made(context) if made is not None else ()
 
 
 def _module(stack: str) -> ModuleType:

@@ -44,6 +44,7 @@ class Step:
     saves: names among reads, writes and aliases that stay until this step's backward.
     scratch: live during the forward alone; backward_scratch: during the backward alone.
     passes: reads whose gradient *is* the gradient of the first output (residual adds, views, in-place kernels).
+    offloads: saved names that move to the host after the forward and come back for this step's backward.
     reuses: reads (saved ones) over whose own storage their gradient is written.
     no_grad: reads that get no gradient. Every other read gets a new gradient of its own size.
     weights: parameters whose gradients the backward makes.
@@ -64,6 +65,7 @@ class Step:
     backward_scratch: tuple[Buffer, ...] = ()
     passes: tuple[str, ...] = ()
     reuses: tuple[str, ...] = ()
+    offloads: tuple[str, ...] = ()
     no_grad: tuple[str, ...] = ()
     weights: tuple[WeightGrad, ...] = ()
     holds: tuple[str, ...] = ()

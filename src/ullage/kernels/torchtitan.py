@@ -1,7 +1,7 @@
 """torchtitan's layer code in bf16 under FSDP2's mixed precision (parameters arrive in bf16; no autocast).
 
-Sources: pytorch/torchtitan by date (``stack_version``): models/llama/model.py and models/common (layers), parallelisms and infra/parallelize.py
-(tensor parallelism), distributed/activation_checkpoint.py (what selective checkpointing saves), components/loss.py.
+Sources: pytorch/torchtitan by date (``stack_version``): models/llama/model.py and models/common (layers), parallelisms and
+infra/parallelize.py (tensor parallelism), distributed/activation_checkpoint.py (what selective checkpointing saves), components/loss.py.
 
 Eager, each op saves what its autograd node saves. ``compile: true`` compiles each block by itself: inductor fuses pointwise ops, so norms,
 rotary embedding and SwiGLU have no intermediate tensors, and its partitioner then saves, of a llama block without checkpointing: the
@@ -15,17 +15,18 @@ from dataclasses import replace
 
 from ullage.kernels import torchtitan_attention, torchtitan_loss, torchtitan_moe
 from ullage.kernels.lowering import lower_ops
-from ullage.kernels.step import Buffer, Context, Segment, Step
+from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.kernels.torchtitan_linear import embedding, linear
 from ullage.kernels.torchtitan_selective import policy
-from ullage.kernels.torchtitan_version import OWN_NORM_UNTIL, FUSED_NORM_SINCE, before
+from ullage.kernels.torchtitan_version import FUSED_NORM_SINCE, OWN_NORM_UNTIL, QKV_FUSED_SINCE, before
 from ullage.model.graph import Block, Op
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     if context.compile and block.role != "layer" and not str(context.option("compile_scope", "")).startswith("whole"):
         context = replace(context, compile=False)
-    return lower_ops(block, context, _KERNELS)
+    fused = frozenset[str]() if before(context, QKV_FUSED_SINCE) else frozenset({"linear"})
+    return lower_ops(block, context, _KERNELS, fused=fused)
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
@@ -56,6 +57,14 @@ def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
                 module=op.module,
             )
         ]
+    return _composed_norm(op, output, stats, weights, context)
+
+
+def _composed_norm(
+    op: Op, output: Buffer, stats: Buffer, weights: tuple[WeightGrad, ...], context: Context
+) -> list[Step]:
+    """RMSNorm out of single ops, in fp32."""
+    dims = op.outputs[0].dims
     upcast = context.buffer(f"{op.name}.upcast", dims, "fp32", f"fp32 copy of the input of {op.name}")
     cast = Step(name=f"{op.name}.upcast", reads=op.inputs, writes=(upcast,), module=op.module)
     own = before(context, OWN_NORM_UNTIL) and context.option("rmsnorm") != "torch.nn.RMSNorm"

@@ -17,12 +17,19 @@ def rope(ops: tuple[Op, ...], context: Context) -> list[Step]:
         scratch: tuple[Buffer, ...] = ()
         if not context.compile:
             scratch = tuple(
-                context.buffer(f"rope.{letter}.{part}", tensor.dims, "fp32", f"rotary embedding of {letter}, fp32 {part}")
+                context.buffer(
+                    f"rope.{letter}.{part}", tensor.dims, "fp32", f"rotary embedding of {letter}, fp32 {part}"
+                )
                 for part in ("input", "product")
             )
         steps.append(
             Step(
-                name=f"rope.{letter}", reads=(source,), writes=(roped,), scratch=scratch, backward_scratch=scratch, module="rope"
+                name=f"rope.{letter}",
+                reads=(source,),
+                writes=(roped,),
+                scratch=scratch,
+                backward_scratch=scratch,
+                module="rope",
             )
         )
     return steps
@@ -34,7 +41,9 @@ def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:
     q, k, v = op.inputs
     if _repeats(context):
         for name, head_dim in ((k, "head_dim"), (v, "v_head_dim")):
-            whole = context.buffer(f"{name}.repeated", (BATCH, SEQ, "heads", head_dim), what=f"{name[0]} repeated for every head")
+            whole = context.buffer(
+                f"{name}.repeated", (BATCH, SEQ, "heads", head_dim), what=f"{name[0]} repeated for every head"
+            )
             steps.append(Step(name=f"{name[0]}_repeat", reads=(name,), writes=(whole,), module="core_attn"))
         k, v = f"{k}.repeated", f"{v}.repeated"
     output = context.tensor(op.outputs[0], "attention output")
@@ -56,7 +65,11 @@ def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 def _repeats(context: Context) -> bool:
     """Whether k and v are copied for every query head (repeat_kv)."""
-    return before(context, KV_REPEATED_UNTIL) and context.size("kv_heads") < context.size("heads") and "nope_dim" not in context.sizes
+    return (
+        before(context, KV_REPEATED_UNTIL)
+        and context.size("kv_heads") < context.size("heads")
+        and "nope_dim" not in context.sizes
+    )
 
 
 def _heads(context: Context) -> str:
@@ -67,7 +80,10 @@ def _gathered(context: Context) -> tuple[Buffer, ...]:
     """Ring attention with all-gather rotation (its default): local k and v joined, then those of the whole sequence, and a running
     output in fp32 (torch distributed/tensor/experimental/_attention.py)."""
     heads = _heads(context)
-    joined = [context.buffer("cp.joined", (BATCH, SEQ, heads, dim), what="k and v joined for the gather") for dim in ("head_dim", "v_head_dim")]
+    joined = [
+        context.buffer("cp.joined", (BATCH, SEQ, heads, dim), what="k and v joined for the gather")
+        for dim in ("head_dim", "v_head_dim")
+    ]
     return (
         Buffer("cp.joined", sum(part.bytes for part in joined), "k and v joined for the gather", joined[0].formula),
         Buffer(
@@ -76,7 +92,9 @@ def _gathered(context: Context) -> tuple[Buffer, ...]:
             "k and v of the whole sequence",
             f"{context.cp} ranks x {joined[0].formula}, and v",
         ),
-        context.buffer("cp.merge", (BATCH, SEQ, "heads", "v_head_dim"), "fp32", "running output of ring attention", copies=2),
+        context.buffer(
+            "cp.merge", (BATCH, SEQ, "heads", "v_head_dim"), "fp32", "running output of ring attention", copies=2
+        ),
     )
 
 
@@ -87,12 +105,16 @@ def _backward(op: Op, context: Context) -> tuple[Buffer, ...]:
     ]
     if context.attention == "flash" and context.option("attention_backend") != "flex":
         found.append(
-            context.buffer("dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient")
+            context.buffer(
+                "dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"
+            )
         )
     if context.cp > 1:
         heads = _heads(context)
         found += _gathered(context)[:2]
-        found.append(context.buffer("cp.dkv", (BATCH, SEQ, heads, "head_dim"), "fp32", "fp32 gradients of k and v", copies=2 * 2))
+        found.append(
+            context.buffer("cp.dkv", (BATCH, SEQ, heads, "head_dim"), "fp32", "fp32 gradients of k and v", copies=2 * 2)
+        )
         found.append(context.buffer("cp.dq", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 gradient of q"))
     return tuple(found)
 
@@ -118,7 +140,14 @@ def latent_assemble(ops: tuple[Op, ...], context: Context) -> list[Step]:
             context.buffer("rope.q.bf16", dims, what="rotary part of q"),
         )
     return [
-        Step(name="assemble.q", reads=(op.inputs[0],), writes=(q,), scratch=scratch, backward_scratch=scratch, module="mla_up_proj"),
+        Step(
+            name="assemble.q",
+            reads=(op.inputs[0],),
+            writes=(q,),
+            scratch=scratch,
+            backward_scratch=scratch,
+            module="mla_up_proj",
+        ),
         Step(name="assemble.k", reads=(op.inputs[1], op.inputs[2]), writes=(k,), module="mla_up_proj"),
         Step(name="assemble.v", reads=(op.inputs[1],), aliases=((v.name, op.inputs[1]),), module="mla_up_proj"),
     ]

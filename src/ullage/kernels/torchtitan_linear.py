@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.kernels.step import Buffer, Context, Step
+from ullage.kernels.torchtitan_version import saves_abs
 from ullage.model.graph import BATCH, SEQ, Op
 
 
@@ -22,9 +23,11 @@ def runs_fp8(op: Op, context: Context) -> bool:
 
 def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """One matmul. Saves its input; a column-parallel one under sequence parallelism the *gathered* input, once for its group."""
-    (op,) = ops
+    op = ops[0]
     if op.name == "lm_head" and context.loss == "fused-linear":
         return []  # the chunked loss applies it
+    if len(ops) > 1 and op.attrs["group"] != "qkv":
+        return [step for one in ops for step in linear((one,), context)]
     steps: list[Step] = []
     (source,) = op.inputs
     if gathers(context) and op.attrs["parallel"] == "column":
@@ -32,7 +35,38 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         if _first_of_group(op):
             steps.append(_gather(op, source, name, context))
         source = name
+    if len(ops) > 1:
+        return [*steps, *_fused(ops, source, context)]
     return [*steps, *_matmul(op, source, context)]
+
+
+def _fused(ops: tuple[Op, ...], source: str, context: Context) -> list[Step]:
+    """One matmul for q, k and v, which are views of its output: whoever saves one of them keeps all (FusedQKVLinear)."""
+    parts = [step for op in ops for step in _matmul(op, source, context) if step.op == "matmul"]
+    outputs = [context.tensor(op.outputs[0]) for op in ops]
+    whole = Buffer(
+        "qkv", sum(part.bytes for part in outputs), "q, k and v", " + ".join(part.formula for part in outputs)
+    )
+    kept = tuple(buffer for step in parts for buffer in step.writes[1:])
+    return [
+        Step(
+            name="qkv",
+            reads=(source,),
+            writes=(whole, *kept),
+            saves=tuple(dict.fromkeys(name for step in parts for name in step.saves)),
+            scratch=tuple(buffer for step in parts for buffer in step.scratch),
+            backward_scratch=tuple(buffer for step in parts for buffer in step.backward_scratch),
+            weights=tuple(weight for step in parts for weight in step.weights),
+            module=ops[0].module,
+            op="matmul",
+        ),
+        Step(
+            name="qkv.split",
+            reads=(whole.name,),
+            aliases=tuple((part.name, whole.name) for part in outputs),
+            module=ops[0].module,
+        ),
+    ]
 
 
 def _first_of_group(op: Op) -> bool:
@@ -61,7 +95,8 @@ def _matmul(op: Op, source: str, context: Context) -> list[Step]:
     weight = casts[1:] if compiled and _saves_weight(context) else ()
     input_ = () if compiled and _is_pointwise(op) else (source,)
     passing = tuple(cast for cast in casts if cast not in weight)
-    steps = [
+    steps = [_amax(op, source, casts, context)] if casts and not context.compile and saves_abs(context) else []
+    steps += [
         Step(
             name=op.name,
             reads=(source,),
@@ -77,6 +112,15 @@ def _matmul(op: Op, source: str, context: Context) -> list[Step]:
     if reduces:
         steps.append(Step(name=f"{op.name}.reduce", reads=(made.name,), writes=(output,), module=op.module))
     return steps
+
+
+def _amax(op: Op, source: str, casts: tuple[Buffer, ...], context: Context) -> Step:
+    """The scale of a tensorwise cast is max(abs(tensor)): eager, abs is a tensor as large, which selective checkpointing once saved."""
+    made = tuple(
+        Buffer(f"{cast.name}.abs", 2 * cast.bytes, f"absolute value: {cast.what}", f"2 x ({cast.formula})")
+        for cast in casts
+    )
+    return Step(name=f"{op.name}.abs", reads=(source,), writes=made, no_grad=(source,), module=op.module, op="abs")
 
 
 def _is_pointwise(op: Op) -> bool:
@@ -115,5 +159,3 @@ def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
         Step(name=op.name, writes=(partial,), weights=weights, module="embedding"),
         Step(name=f"{op.name}.reduce", reads=(partial.name,), writes=(output,), module="embedding"),
     ]
-
-

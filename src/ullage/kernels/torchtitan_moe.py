@@ -1,4 +1,7 @@
-"""torchtitan's mixture of experts: router, token reordering, grouped matmuls, all-to-all (models/moe.py, distributed/expert_parallel.py)."""
+"""torchtitan's mixture of experts: router, token reordering, grouped matmuls, all-to-all.
+
+Sources: torchtitan/models/moe.py, torchtitan/distributed/expert_parallel.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
     logits = context.buffer("router.logits", (BATCH, SEQ_SP, "router"), what="router logits")
     scores = context.buffer("router.scores", (BATCH, SEQ_SP, "router"), "fp32", "router scores")
     output = context.tensor(op.outputs[0], "routing probabilities")
-    indices = context.buffer("router.indices", (BATCH, SEQ_SP, "top_k"), "int64", "chosen experts and token order", copies=2)
+    indices = context.buffer(
+        "router.indices", (BATCH, SEQ_SP, "top_k"), "int64", "chosen experts and token order", copies=2
+    )
     return [
         Step(
             name="router.gate",
@@ -23,7 +28,14 @@ def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
             module="moe",
         ),
         Step(name="router", reads=(logits.name,), writes=(scores,), saves=(scores.name,), module="moe"),
-        Step(name="router.topk", reads=(scores.name,), writes=(output, indices), saves=(indices.name,), module="moe", op="topk"),
+        Step(
+            name="router.topk",
+            reads=(scores.name,),
+            writes=(output, indices),
+            saves=(indices.name,),
+            module="moe",
+            op="topk",
+        ),
     ]
 
 

@@ -8,25 +8,26 @@ compiled, it does not.
 from __future__ import annotations
 
 from ullage.kernels.step import Context, Segment, Step
-from ullage.kernels.torchtitan_version import ABS_SAVED, ALL_TO_ALL_SAVED_SINCE, before
-
+from ullage.kernels.torchtitan_version import ALL_TO_ALL_SAVED_SINCE, before, saves_abs, saves_attention
 
 
 def policy(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
     keep: set[str] = set()
     matmuls = 0
+    saves_all_to_all = not before(context, ALL_TO_ALL_SAVED_SINCE)
     wanted = _wanted(steps)
     for step in steps:
         made = [buffer.name for buffer in step.writes]
-        kind = step.name.rsplit(".", 1)[-1]
+        scatters = context.sp and step.name.endswith(".reduce")
         if step.op == "matmul":
             matmuls += 1
             kept = made[:1] if matmuls % 2 else []
-        elif step.op == "attention":
-            kept = made
-        elif step.op == "all_to_all" and not before(context, ALL_TO_ALL_SAVED_SINCE) or kind == "reduce" and context.sp:
-            kept = made
-        elif step.op == "abs" and saves_abs(context):
+        elif (
+            (step.op == "attention" and saves_attention(context))
+            or (step.op == "all_to_all" and saves_all_to_all)
+            or scatters
+            or (step.op == "abs" and saves_abs(context))
+        ):
             kept = made
         else:
             continue
@@ -41,9 +42,3 @@ def _wanted(steps: tuple[Step, ...]) -> set[str]:
         if step.saves or any(name in wanted for name in step.made):
             wanted |= {*step.saves, *step.reads}
     return wanted
-
-
-def saves_abs(context: Context) -> bool:
-    since, until = ABS_SAVED
-    asked = context.option("sac_saves_abs")
-    return bool(asked) or (not before(context, since) and before(context, until))

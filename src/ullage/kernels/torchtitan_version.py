@@ -9,10 +9,26 @@ FUSED_NORM_SINCE = "2025-08-01"  # torch 2.9 nightlies: aten::_fused_rms_norm on
 LOSS_UPCASTS_SINCE = "2024-10-22"  # before, the model itself returned output(h).float()
 LOGITS_DROPPED_SINCE = "2024-06-12"  # commit e29b6b4d4: del pred before the backward
 KV_REPEATED_UNTIL = "2026-01-27"  # commit ff0829c10: enable_gqa instead of repeat_kv
+QKV_FUSED_SINCE = "2026-06-24"  # commit 3396a4b37: one matmul for q, k and v
 ABS_SAVED = ("2024-11-26", "2025-02-06")  # commits bcebc0de5, 88247277c: aten.abs among the ops that selective saves
+CUDNN_ON_BLACKWELL_SINCE = "2025-05-14"  # commit 3b85aa31f
+CUDNN_SAVED_SINCE = "2025-12-01"  # commit b39377f9f: cuDNN's attention among the ops that selective saves
 ALL_TO_ALL_SAVED_SINCE = "2025-09-06"  # commit c4e229115
 
 
 def before(context: Context, date: str) -> bool:
     """Whether the stack's version is older than ``date``."""
     return context.version is not None and context.version < date
+
+
+def saves_abs(context: Context) -> bool:
+    since, until = ABS_SAVED
+    asked = context.option("sac_saves_abs")
+    return bool(asked) or (not before(context, since) and before(context, until))
+
+
+def saves_attention(context: Context) -> bool:
+    """Selective saves what flash and memory-efficient attention return; cuDNN's, which Blackwell runs, only since it was listed too."""
+    blackwell = context.compute_capability is not None and context.compute_capability[0] >= 10
+    cudnn = blackwell and context.option("attention_backend") is None and not before(context, CUDNN_ON_BLACKWELL_SINCE)
+    return not cudnn or not before(context, CUDNN_SAVED_SINCE)

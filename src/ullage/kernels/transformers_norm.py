@@ -6,8 +6,6 @@ from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
 from ullage.model.graph import Op
 
-_FP32_WEIGHT = frozenset({"gemma", "gemma2", "gemma3_text"})
-
 
 def norm(tape: Tape, op: Op) -> Value:
     source = tape[op.inputs[0]]
@@ -35,8 +33,7 @@ def _rms(tape: Tape, op: Op, source: Value) -> Value:
 
 def _gemma(tape: Tape, op: Op, source: Value) -> Value:
     """Gemma's: times (1 + weight) in fp32, then back (models/gemma2/modeling_gemma2.py)."""
-    wide, variance = _normalised(tape, op.name, source)
-    tape.hold(variance)
+    wide, _ = _normalised(tape, op.name, source)
     param = op.params[0]
     output = tape.like(op.outputs[0], source.dtype)
     scaled = Value(f"{op.name}.scaled" if source.dtype != "fp32" else output.name, source.dims, "fp32")
@@ -57,10 +54,9 @@ def _gemma(tape: Tape, op: Op, source: Value) -> Value:
         )
     product = (tape.scratch(f"{op.name}.product", scaled),)
     tape.emit(scaled.name, (wide, shifted), scaled, saves=(wide, shifted), backward_scratch=product)
-    tape.hold(wide)
     if scaled.name != output.name:
         tape.emit(output.name, (scaled,), output, what=f"{op.name} output")
-    tape.hold(scaled, source)
+    tape.hold(source)
     return tape.define(output)
 
 

@@ -30,7 +30,7 @@ from ullage.units import TIB, format_bytes
 
 NULL = 0  # what an allocation of 0 bytes returns: it holds nothing and is in no statistic
 FREE_EVENT = -1  # the size that makes an event of ``replay`` a free
-_UNBOUNDED_ADDRESS_SPACE_BYTES = 1024 * TIB
+_UNBOUNDED_ADDRESS_SPACE_BYTES = 2**10 * TIB
 
 
 class OutOfMemory(UllageError):

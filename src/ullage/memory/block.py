@@ -2,12 +2,13 @@
 
 The rules are autograd's. A tensor lives until nothing later reads it and no backward needs it; a node's backward makes the
 gradients of what it read, drops the gradients of what it made, then lets go of what it saved. A gradient that arrives a second
-time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor. A recompute segment keeps its inputs and ``keep`` alone; on the way back
-it runs again before its own backward.
+time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor. A recompute segment keeps its
+inputs and ``keep`` alone; on the way back it runs again before its own backward.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
@@ -24,10 +25,14 @@ class GradRule:
 
     mode: "keep" (it stays, as ``dtype``), "add" (added to one that is there already, then freed), "fused" (the matmul adds
     into the accumulator: no tensor; of other ops, as "add"). dtype None: as autograd makes it.
+    temporaries: with "add", element types of what the engine allocates, as large as the weight, to use the gradient up at once
+    (an optimizer inside the backward). pending: weights whose gradients wait all the same (another block uses them too).
     """
 
     mode: str = "keep"
     dtype: str | None = None
+    temporaries: tuple[str, ...] = ()
+    pending: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,7 @@ class BlockProgram:
     backward: Node
     grads: tuple[tuple[str, Item], ...]
     cached: tuple[Item, ...] = ()  # left by forward beyond its output and what it saved, until the forward's context exits
+    views: frozenset[str] = frozenset()  # of grads, those that are views of a matmul's result
 
 
 @lru_cache(maxsize=4096)
@@ -105,6 +111,8 @@ class BlockReplay:
         self.grad: dict[str, _Storage] = {}
         self.grad_bytes: dict[str, int] = {}
         self.grads: dict[str, Item] = {}
+        self.grad_views: set[str] = set()
+        self.uses = Counter(weight.param for step in self.steps for weight in step.weights)
         self.items = {} if items is None else items
         self.segment_of: dict[int, int] = {
             index: number for number, segment in enumerate(self.segments) for index in range(segment.start, segment.stop)
@@ -137,7 +145,11 @@ class BlockReplay:
         self.nodes = []
         self._backward()
         return BlockProgram(
-            forward=forward, backward=Sequence(self.nodes), grads=tuple(self.grads.items()), cached=cached
+            forward=forward,
+            backward=Sequence(self.nodes),
+            grads=tuple(self.grads.items()),
+            cached=cached,
+            views=frozenset(self.grad_views),
         )
 
     def _leave_caches(self) -> tuple[Item, ...]:
@@ -260,6 +272,10 @@ class BlockReplay:
                     self._hold(name, ("kept", number))
             return
         for name in step.saves:
+            given_away = name == self.input and not self.keeps_input  # kept by the longer segment around this block
+            assert self.storage[name].holders or given_away, f"{step.name} saves {name}, which is gone"
+            if name in step.offloads:
+                continue  # on its way to the host; _backward_step fetches it
             if again is not None or name not in self.discarded:
                 self._hold(name, ("saved", index))
         if again is not None and self.segments[again].discards_output:
@@ -339,7 +355,11 @@ class BlockReplay:
         step = self.steps[index]
         made = step.made
         arriving = [name for name in made if name in self.grad]
-        new = self._gradients(step, arriving) if arriving else []
+        for name in step.offloads:
+            if not self.storage[name].holders:
+                self.nodes.append(alloc(self.storage[name].item))
+            self._hold(name, ("saved", index))
+        new, taken = self._gradients(step, arriving) if arriving else ([], [])
         for name, storage in new:
             storage.holders.add(("new", name))
         for name in arriving:
@@ -350,9 +370,23 @@ class BlockReplay:
         for name, storage in new:
             self._accumulate(name, storage)
             self._release(storage, ("new", name))
+        for weight, item in taken:
+            self._take(weight, item)
 
-    def _gradients(self, step: Step, arriving: list[str]) -> list[tuple[str, _Storage]]:
-        """What a node's own backward makes: the gradients of its reads, handed on after it has let go of its own."""
+    def _take(self, weight: WeightGrad, item: Item) -> None:
+        """The engine takes a weight gradient at once; where it steps the optimizer with it, that has temporaries."""
+        used = [
+            self._item(Buffer(f"{weight.param}.step{at}", dtypes.size_bytes(weight.numel, dtype), f"optimizer step of {weight.param}"),
+                       "transient", "the optimizer's step inside the backward")
+            for at, dtype in enumerate(self.grad_rule.temporaries)
+        ]  # fmt: skip
+        self.nodes += [*(alloc(one) for one in used), *(free(one) for one in used), free(item)]
+
+    def _gradients(
+        self, step: Step, arriving: list[str]
+    ) -> tuple[list[tuple[str, _Storage]], list[tuple[WeightGrad, Item]]]:
+        """What a node's own backward makes, handed on after it has let go of its own: gradients of its reads, and of weights
+        those that the engine takes at once."""
         scratch = [self._item(buffer, "transient", f"backward of {step.name}") for buffer in step.backward_scratch]
         self.nodes.extend(alloc(item) for item in scratch if item.bytes)
         made: list[tuple[str, _Storage]] = []
@@ -366,10 +400,9 @@ class BlockReplay:
             else:
                 made.append((name, self._alloc(self._grad_item(name))))
                 made[-1][1].is_view = name in step.view_grads
-        transient = [self._weight_grad(weight) for weight in step.weights]
+        taken = [(weight, item) for weight in step.weights if (item := self._weight_grad(weight)) is not None]
         self.nodes.extend(free(item) for item in scratch if item.bytes)
-        self.nodes.extend(free(item) for item in transient if item is not None)
-        return made
+        return made, taken
 
     def _grad_item(self, name: str) -> Item:
         if name == self.input:
@@ -399,24 +432,41 @@ class BlockReplay:
             self.grad[name] = total
 
     def _weight_grad(self, weight: WeightGrad) -> Item | None:
-        """Makes a weight's gradient; returns the tensor that the step's end frees, if any."""
+        """Makes a weight's gradient; returns the tensor that the engine takes at once, if any.
+
+        A weight that is used several times gathers its gradients first: the second is added out of place where the first is a view
+        of a matmul's result, later ones in place.
+        """
         rule = self.grad_rule
         if rule.mode == "fused" and weight.fusable:
             return None
+        self.uses[weight.param] -= 1
         made = self._grad_of(weight, weight.dtype)
         self.nodes.append(alloc(made))
-        if rule.mode in ("add", "fused"):
+        first = weight.param not in self.grads
+        taken = rule.mode in ("add", "fused") and not self.uses[weight.param] and weight.param not in rule.pending
+        if first and taken:
             return made
-        if rule.dtype is None or rule.dtype == weight.dtype:
-            if weight.param in self.grads:  # the same weight used twice in one block: added in place
-                return made
+        if not first:
+            self._join(weight, made)
+            return self.grads.pop(weight.param) if taken else None
+        if rule.mode in ("add", "fused") or rule.dtype is None or rule.dtype == weight.dtype:
             self.grads[weight.param] = made
+            if weight.fusable:
+                self.grad_views.add(weight.param)
             return None
         kept = self._grad_of(weight, rule.dtype)
-        if weight.param not in self.grads:
-            self.nodes.append(alloc(kept))
-            self.grads[weight.param] = kept
-        return made
+        self.nodes.append(alloc(kept))
+        self.grads[weight.param] = kept
+        self.nodes.append(free(made))
+        return None
+
+    def _join(self, weight: WeightGrad, made: Item) -> None:
+        before = self.grads[weight.param]
+        if weight.param in self.grad_views:
+            self.grad_views.remove(weight.param)
+            self.nodes += [alloc(before), free(before)]
+        self.nodes.append(free(made))
 
     def _grad_of(self, weight: WeightGrad, dtype: str) -> Item:
         key = (weight.param, weight.numel, dtype)

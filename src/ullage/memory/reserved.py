@@ -17,10 +17,18 @@ class Reserved:
     reserved_bytes: int
 
 
-def simulate(program: Node, *, expandable_segments: bool = False) -> Reserved:
-    """Peaks over a whole program, event by event."""
+def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes: int | None = None) -> Reserved:
+    """Peaks over a whole program, event by event.
+
+    capacity_bytes: what the driver can give. Near it the allocator first gives back what it holds unused; a program that does not
+    fit even so is answered as if there were no limit.
+    """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     allocator.replay(_triples(program))
+    if capacity_bytes is not None and allocator.peak_reserved_bytes > capacity_bytes:
+        limited = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
+        if limited.replay(_triples(program)) is None:
+            allocator = limited
     return Reserved(allocated_bytes=allocator.peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes)
 
 

@@ -23,7 +23,13 @@ def embedding(spec: DecoderSpec) -> Block:
             inputs=(),
             outputs=(Tensor(name=embedded, dims=STREAM),),
             params=tuple(params),
-            attrs=FrozenMap({"positions": spec.positions == "learned", "token_types": bool(spec.token_types)}),
+            attrs=FrozenMap(
+                {
+                    "positions": spec.positions == "learned",
+                    "token_types": bool(spec.token_types),
+                    "rotary": _rotary_dim(spec),
+                }
+            ),
         )
     ]
     if spec.embedding_norm:
@@ -39,3 +45,10 @@ def embedding(spec: DecoderSpec) -> Block:
         output=Tensor(name="x", dims=STREAM),
         role="embedding",
     )
+
+
+def _rotary_dim(spec: DecoderSpec) -> int:
+    """Elements of a head that the rotary embedding turns; 0 without one."""
+    if spec.positions != "rope":
+        return 0
+    return spec.latent.qk_rope_dim if spec.latent is not None else int(spec.head_dim * spec.rope_fraction)

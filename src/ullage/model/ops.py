@@ -2,7 +2,7 @@
 
 By kind (inputs -> outputs; b = batch, T = seq_sp outside and seq inside tensor-parallel regions):
 
-    embedding     () -> x                        attrs: positions (learned table), token_types
+    embedding     () -> x                        attrs: positions (learned table), token_types, rotary (elements of a head, or 0)
     norm          x -> h                         attrs: norm = rmsnorm | layernorm, per_head
     linear        h -> y                         attrs: parallel = column | row | replicated, group, fused, bias
     rope          q, k -> q_roped, k_roped       attrs: fraction

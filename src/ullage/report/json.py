@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ullage.api import ModelFacts
     from ullage.engines.estimate import Estimate
     from ullage.hardware.cluster import Device
     from ullage.memory.ledger import Line
+    from ullage.model.facts import ModelFacts
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
 from ullage.model.build import graph
 from ullage.validation import summary
-from ullage.validation.records import Record, Records, Rejected
+from ullage.validation.records import Record, Records, Rejected, rejected_for
 from ullage.validation.summary import Summary
 
 VERDICTS = ("fits", "tight", "oom")
@@ -93,9 +94,10 @@ def compare(found: Records, progress: Callable[[int, int], None] | None = None) 
         try:
             rows += _rows(record)
         except UllageError as error:
-            rejected.append(Rejected(id=record.id, why=str(error), file=record.file))
+            rejected.append(rejected_for(error, record.id, record.file))
         except Exception as error:  # ours: one record's crash must not hide all others
-            rejected.append(Rejected(id=record.id, why=_bug(error), file=record.file))
+            why = _bug(error)
+            rejected.append(Rejected(id=record.id, why=why, short=why, file=record.file))
         if progress is not None:
             progress(done, len(found.records))
     return Validation(
@@ -115,7 +117,8 @@ def _bug(error: Exception) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" at {trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace is not None else ""
-    return f"{BUG}: {type(error).__name__}: {error}{where}"
+    text = re.sub(r" \(/[^)]*\)", "", " ".join(str(error).split()))  # an ImportError names a file of this machine
+    return f"{BUG}: {type(error).__name__}: {text}{where}"
 
 
 def _rows(record: Record) -> list[Row]:
@@ -214,7 +217,9 @@ def _bracket(job: Job, stage: RankEstimate, quantity: str, size: int) -> Interva
     """The interval brackets the device; inside the allocator it is the same doubts without the overheads outside of it."""
     found = _account(job, stage.stage)
     if quantity == "device":
-        return interval(job, found, stage.reserved_bytes, outside_allocator(job.cluster, found.groups))
+        return interval(
+            job, found, stage.reserved_bytes, outside_allocator(job.cluster, found.groups, eager=found.eager)
+        )
     return interval(job, found, size, ())
 
 

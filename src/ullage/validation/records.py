@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.errors import InvalidInput, nearest
+from ullage.errors import InvalidInput, UllageError, nearest
 from ullage.units import GIB, MIB, format_bytes
 
 LONGEST_FILE_BYTES = 256 * MIB
@@ -49,10 +49,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A record that cannot be held against anything, and why."""
+    """A record that cannot be held against anything, and why. short: without what would be allowed instead."""
 
     id: str
     why: str
+    short: str
     file: str = ""
 
 
@@ -63,6 +64,11 @@ class Records:
     records: tuple[Record, ...]
     rejected: tuple[Rejected, ...] = ()
     skipped: tuple[str, ...] = ()
+
+
+def rejected_for(error: UllageError, name: str, file: str) -> Rejected:
+    short = UllageError(error.what, key=error.key, value=error.value)
+    return Rejected(id=name, why=str(error), short=str(short), file=file)
 
 
 def read_records(paths: Sequence[str | Path]) -> Records:
@@ -79,7 +85,7 @@ def read_records(paths: Sequence[str | Path]) -> Records:
             try:
                 records.append(_record(entry, path.name))
             except InvalidInput as error:
-                rejected.append(Rejected(id=_name(entry, path, index), why=str(error), file=path.name))
+                rejected.append(rejected_for(error, _name(entry, path, index), path.name))
     if not records and not rejected:
         raise InvalidInput("hold no record", key="PATH", value=", ".join(map(str, paths))[:200])
     return Records(records=tuple(records), rejected=tuple(rejected), skipped=tuple(skipped))
@@ -139,7 +145,12 @@ def _record(entry: object, file: str) -> Record:
     for key in _REQUIRED:
         if key not in entry:
             raise InvalidInput("is missing", key=key)
-    for key, kind, what in (("id", str, "a text"), ("source", str, "a text"), ("job", dict, "a job"), ("measured", dict, "an object")):
+    for key, kind, what in (
+        ("id", str, "a text"),
+        ("source", str, "a text"),
+        ("job", dict, "a job"),
+        ("measured", dict, "an object"),
+    ):
         if not isinstance(entry[key], kind) or not entry[key]:
             raise InvalidInput(f"is not {what}", key=key, value=repr(entry[key])[:60])
     if entry["grade"] not in GRADES:
@@ -178,7 +189,9 @@ def _number(measured: Mapping[str, object], key: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise InvalidInput("is no measurement", key=f"measured.{key}", value=repr(value)[:60], allowed="above 0, or null")
+        raise InvalidInput(
+            "is no measurement", key=f"measured.{key}", value=repr(value)[:60], allowed="above 0, or null"
+        )
     return float(value)
 
 
@@ -204,4 +217,6 @@ def _rank(value: object) -> str | int:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise InvalidInput("is no rank", key="measured.rank", value=repr(value)[:60], allowed="max, last or a stage's index")
+    raise InvalidInput(
+        "is no rank", key="measured.rank", value=repr(value)[:60], allowed="max, last or a stage's index"
+    )

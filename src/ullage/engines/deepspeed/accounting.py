@@ -9,6 +9,7 @@ from types import ModuleType
 
 from ullage.engines.base import Account, context_of
 from ullage.engines.deepspeed import bf16, offload, stage0, stage3, stage12, states
+from ullage.engines.deepspeed.options import FORK_OF_2022
 from ullage.engines.deepspeed.options import knobs as read_knobs
 from ullage.engines.deepspeed.partition import held as held_by
 from ullage.engines.deepspeed.passes import pipeline_buffers
@@ -39,6 +40,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         step=step,
         late=tuple(item for item, count in moments if count == 1),
         groups=_groups(job),
+        eager=knobs.version <= FORK_OF_2022,
         host_bytes=offload.host_bytes(job, held, knobs),
     )
 

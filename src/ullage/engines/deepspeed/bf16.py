@@ -51,8 +51,11 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     add = GradRule(mode="add")
     drops = not knobs.keeps_lp_grads and not knobs.immediate_grad_update
 
+    cast = states.transient("fp32 copy of one bf16 gradient", max(held.numels, default=0), "fp32", "sum into the fp32 gradients")
+    summed = states.pulse(cast, "sum into the fp32 gradients")
+
     def adding(elements: ListLike[Element], first: bool) -> Node:
-        return chunks.backward(elements, replayer, Wrap(), add)
+        return Sequence([chunks.backward(elements, replayer, Wrap(), add), summed])
 
     backward: Backward = adding
     before: Node = Sequence([])
@@ -62,7 +65,7 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
         before, after = grads.all, grads.free  # the last step's are still there in the first forward
 
         def dropping(elements: ListLike[Element], first: bool) -> Node:
-            return Sequence([grads.free, grads.backward(elements, True)])
+            return Sequence([grads.free, grads.backward(elements, True), summed])
 
         backward = dropping
     passes = Passes(job=job, rank=rank, replayer=replayer, forward=forward, backward=backward).all_micro_batches()

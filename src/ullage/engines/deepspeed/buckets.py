@@ -10,14 +10,18 @@ from ullage.engines.deepspeed.partition import Held, Own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """Moments of a backward as numbers of blocks (last first) that have run: ``bucket`` is allocated after so many, the first one is
-    full after ``flush``, the first own gradients are reduced after ``own``. waiting: elements of the largest gradient that waits.
-    filled: elements of the fullest bucket. concatenated: the same if more than one rank owns them, else 0."""
+    """Moments of a backward as numbers of blocks (last first) that have run, and sizes in elements.
+
+    bucket: it is allocated; flush: the first one is full; own: the first own gradients are reduced.
+    waiting: the largest gradient that waits for room; alone: the largest that no bucket takes, 0 where none is.
+    filled: the fullest bucket; concatenated: the same if more than one rank owns it, else 0.
+    """
 
     bucket: int
     flush: int
     own: int
     waiting: int
+    alone: int
     filled: int
     concatenated: int
 
@@ -49,6 +53,8 @@ def plan(
             fill += numel
             pending_own = pending_own or place <= last_own
     largest_fill = max(largest_fill, fill)
+    largest = max((numel for block in numels for numel in block), default=0)
+    alone = largest if largest > knobs.reduce_bucket else 0
     end = len(numels)
     spans = any(flat.spans_owners(largest_fill) for _, flat in held.flats) or knobs.round_robin
     return Buckets(
@@ -56,6 +62,7 @@ def plan(
         flush=flush or end,
         own=own or end,
         waiting=waiting,
+        alone=alone,
         filled=largest_fill,
         concatenated=largest_fill if spans and any(flat.shards > 1 for _, flat in held.flats) else 0,
     )

@@ -38,12 +38,14 @@ def persistent_numel(held: Held, knobs: Knobs) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """One element's parameters that are gathered. window: elements held while its modules run one after another, if it is not
-    held whole: the largest module (twice if it has several parameters), and the next parameter. flat: the coalesced buffer."""
+    """One element's parameters that are gathered.
+
+    window: held while its modules run one after another, if it is not held whole: the largest module (twice if it has several
+    parameters: flat buffer and copies), and the next parameter. In a backward the module after it is not released yet: twice as much.
+    """
 
     numel: int
     window: int
-    flat: int
     name: str
 
 
@@ -101,13 +103,13 @@ class Gathers:
             flat = self._flat()
             nodes.append(Sequence([alloc(flat), free(flat)], "parameter gather"))
         if not self._is_whole(use, at) and self.units[at].window:
-            nodes.append(alloc(self._window(at)))
+            nodes.append(alloc(self._window(use, at)))
         return nodes
 
     def _after(self, use: int, at: int) -> list[Node]:
         nodes = [free(self._item(index)) for index in self.released[use]]
         if not self._is_whole(use, at) and self.units[at].window:
-            nodes.append(free(self._window(at)))
+            nodes.append(free(self._window(use, at)))
         return nodes
 
     def _is_whole(self, use: int, at: int) -> bool:
@@ -122,10 +124,12 @@ class Gathers:
         unit = self.units[index]
         return _gathered(f"gathered parameters of {unit.name}", unit.numel, self.job.precision.params, "", "fetch to release")
 
-    def _window(self, index: int) -> Item:
+    def _window(self, use: int, index: int) -> Item:
         unit = self.units[index]
-        why = "the largest module and the parameter ahead"
-        return _gathered(f"gathered modules of {unit.name}", unit.window, self.job.precision.params, why, "module by module")
+        backward = use >= len(self.elements)
+        why = "the largest module and the parameter ahead" + (", and the module not yet released" if backward else "")
+        numel = unit.window * (2 if backward else 1)
+        return _gathered(f"gathered modules of {unit.name}", numel, self.job.precision.params, why, "module by module")
 
     def _flat(self) -> Item:
         return _gathered(
@@ -201,10 +205,8 @@ def _unit(rank: Rank, knobs: Knobs, element: Element) -> _Unit:
     numel = sum(sum(sizes) for sizes in ops) * element.size
     module = max((sum(sizes) * (2 if len(sizes) > 1 else 1) for sizes in ops), default=0)
     ahead = max((max(sizes) for sizes in ops), default=0)
-    several = len(ops) * element.size > 1
     return _Unit(
         numel=numel,
-        window=module + (ahead if several else 0),
-        flat=max((sum(sizes) for sizes in ops if len(sizes) > 1), default=0),
+        window=module + ahead,
         name=element.block.name,
     )

@@ -24,7 +24,7 @@ ALLREDUCE_ELEMENTS = 500_000_000
 _BUCKET = 500_000_000
 _PREFETCH = 50_000_000
 _PERSISTENCE = 100_000
-_LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
+_LIVE = _REUSE = _SUB_GROUP = 2 * _BUCKET
 _UNLIMITED = 1 << 62
 # First versions of today's behaviour.
 _CONTIGUOUS_STAGE_1 = (0, 7, 0)
@@ -86,7 +86,7 @@ def knobs(job: Job, graph: Graph) -> Knobs:
     states_follow = low and options.get("bf16_optimizer_states") is True
     reduce = job.precision.reduce
     if options.get("communication_data_type") is None and dtypes.bits(reduce) > dtypes.bits(job.precision.params):
-        reduce = job.precision.params if not options.get("bf16_optimizer") else reduce
+        reduce = job.precision.params  # the enabled mode's type, whatever the accumulator's (engine.py communication_data_type)
     return Knobs(
         version=version,
         reduce_bucket=count("reduce_bucket_size", _BUCKET, width * width),

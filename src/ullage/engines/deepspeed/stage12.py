@@ -69,6 +69,10 @@ class _Rank:
         return _accumulates_in_fp32(self.job)
 
     @property
+    def bucket_dtype(self) -> str:
+        return _bucket_dtype(self.job, self.knobs)
+
+    @property
     def largest_slice(self) -> int:
         return max((own.largest_slice for own in self.owns), default=0)
 
@@ -87,13 +91,17 @@ def _own_gradient_buffer(job: Job, held: Held, knobs: Knobs, owns: tuple[Own, ..
     return sized("gradients", "own gradients", whole, knobs.grads, why=why, lives=lives)
 
 
+def _bucket_dtype(job: Job, knobs: Knobs) -> str:
+    return job.precision.params if _accumulates_in_fp32(job) else knobs.grads
+
+
 def _bucket(job: Job, knobs: Knobs) -> Item:
     copies = 2 if knobs.overlap_comm else 1
     return sized(
         "communication",
         "reduction buckets" if copies > 1 else "reduction bucket",
         copies * knobs.reduce_bucket,
-        knobs.reduce if _accumulates_in_fp32(job) else knobs.grads,
+        _bucket_dtype(job, knobs),
         why="reduce_bucket_size, allocated whole" + (", twice with overlap_comm" if copies > 1 else ""),
         lives="first gradient of a backward to its end",
     )
@@ -159,10 +167,9 @@ def _reducing_backward(one: _Rank, elements: ListLike[Element], first: bool) -> 
         if stop == where.flush:
             nodes.append(_flush(one, where))
         if stop == where.own:
-            nodes += _own_gradients(one)
+            nodes += [] if one.accumulates_in_fp32 and not first else _own_gradients(one)
+    # Later micro-batches' own gradients are added to the first one's when the backward ends, unless the buffer takes them as they come.
     accumulated = [] if first or one.accumulates_in_fp32 or one.offloads else [free(one.own)]
-    if one.accumulates_in_fp32 and not first and not one.offloads:
-        accumulated = [free(one.own)]
     return Sequence([*nodes, Sequence([*accumulated, free(one.bucket)], "gradient reduction")])
 
 
@@ -174,15 +181,22 @@ def _own_gradients(one: _Rank) -> list[Node]:
 
 
 def _flush(one: _Rank, where: Buckets) -> Node:
-    """A full bucket's reduction, while the gradient that did not fit waits."""
-    nodes: list[Node] = []
-    waiting = states.transient("gradient that waits for the bucket", where.waiting, one.job.precision.params, "reduction")
-    if where.concatenated:
-        concat = states.transient(
-            "concatenated bucket", where.concatenated, one.knobs.reduce, "reduction", why="slices of more than one owner"
-        )
-        nodes = [alloc(waiting), alloc(concat), free(concat), free(waiting)]
-    return Sequence(nodes, "gradient reduction")
+    """A full bucket's reduction, while the gradient that did not fit waits; one that no bucket takes is still there itself."""
+    lives = "gradient reduction"
+    params, grads = one.job.precision.params, one.bucket_dtype
+    live = [
+        states.transient("gradient that waits for the bucket", where.waiting, params, lives),
+        states.transient("gradient larger than the bucket", where.alone, params, lives, why="reduced alone"),
+    ]
+    elements = where.filled if one.accumulates_in_fp32 else where.concatenated
+    why = "slices of more than one owner, or of a sum in fp32"
+    live.append(states.transient("concatenated bucket", elements, grads, lives, why=why))
+    if one.knobs.reduce != grads:
+        live.append(states.transient("bucket in the type of the all-reduce", where.filled, one.knobs.reduce, lives))
+    if one.accumulates_in_fp32:
+        live.append(states.transient("fp32 copy of one slice", one.largest_slice, "fp32", "sum in fp32"))
+    held = [item for item in live if item.bytes]
+    return Sequence([*(alloc(item) for item in held), *(free(item) for item in reversed(held))], "gradient reduction")
 
 
 class _Flushing(Wrap):

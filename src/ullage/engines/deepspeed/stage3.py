@@ -114,13 +114,17 @@ class _Stage3:
         return Gathers.plan(self.job, self.rank, self.knobs, elements)
 
     def _reduce(self, where: Buckets) -> Node:
-        """reduce_scatter_coalesced concatenates everything in the bucket; a single gradient that divides evenly is reduced in place."""
-        concat = states.transient("concatenated bucket", where.filled, self.knobs.reduce, "gradient reduction")
-        nodes = [states.pulse(concat)]
+        """reduce_scatter_coalesced concatenates everything in the bucket while the gradient that did not fit waits.
+
+        A single gradient that divides evenly (one larger than the bucket) is reduced in place: it is there itself instead."""
+        lives = "gradient reduction"
+        waiting = states.transient("gradient that waits for the bucket", where.waiting, self.job.precision.params, lives)
+        concat = states.transient("concatenated bucket", where.filled, self.knobs.reduce, lives)
+        nodes: list[Node] = [Sequence([alloc(waiting), alloc(concat), free(concat), free(waiting)])]
         if self.job.offload.optimizer != "none":
-            slice_ = min(self.held.dense.largest // self.held.dense.shards, _HOST_NORM_ELEMENTS)
-            nodes.append(states.norm_of_one_slice(slice_, "fp64"))
-        return Sequence(nodes, "gradient reduction")
+            elements = min(self.held.dense.largest // self.held.dense.shards, _HOST_NORM_ELEMENTS)
+            nodes.append(states.norm_of_one_slice(elements, "fp64"))
+        return Sequence(nodes, lives)
 
 
 _HOST_NORM_ELEMENTS = 250_000_000

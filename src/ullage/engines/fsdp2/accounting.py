@@ -6,14 +6,18 @@ gradients stay (torch distributed/pipelining/stage.py ``backward_maybe_with_nosy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ullage.engines.base import Account, context_of
 from ullage.engines.fsdp2.policy import Units, units_of
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
+from ullage.errors import Unsupported
+from ullage.frozen import FrozenMap
 from ullage.job.job import Job
+from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Replayer
@@ -23,9 +27,23 @@ from ullage.model.graph import STREAM, Graph
 from ullage.schedule import actions, compact
 from ullage.schedule.base import Action, Kind
 
+_NOT_MODELLED = {
+    "graph_trainer": "captures the whole step as one graph, whose passes decide what is saved and where it is gathered",
+    "simple_fsdp": "turns sharding into ops of a captured graph, whose passes decide what is saved and where it is gathered",
+    "float8_layers": "converts some of the layers, which are taken as equal here",
+}
+
+
+def _refuse(job: Job) -> None:
+    for option, why in _NOT_MODELLED.items():
+        value = job.engine.options.get(option)
+        if value:
+            raise Unsupported(f"{why}; this is not modelled", key=f"engine.options.{option}", value=value)
+
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
-    replayer = Replayer(context=context_of(job, graph), recompute=job.recompute, early_stop=_early_stop(job))
+    _refuse(job)
+    replayer = Replayer(context=_context(job, graph), recompute=job.recompute, early_stop=_early_stop(job))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
     static = [*states(job, rank, units), *beside(job, _rotary_dim(graph)), *_receive_buffers(job, rank, replayer)]
     step = _Step(job=job, graph=graph, rank=rank, replayer=replayer, units=units)
@@ -35,6 +53,14 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         late=tuple(item for item, _ in static if item.category == "optimizer"),
         groups=_groups(job),
     )
+
+
+def _context(job: Job, graph: Graph) -> Context:
+    """The kernels' view; 8-bit compute without a recipe is torchao's default, tensorwise scaling."""
+    context = context_of(job, graph)
+    if job.precision.compute != "fp8" or "float8_recipe" in context.options:
+        return context
+    return replace(context, options=FrozenMap({**context.options, "float8_recipe": "tensorwise"}))
 
 
 def _early_stop(job: Job) -> bool:
@@ -49,24 +75,25 @@ def _rotary_dim(graph: Graph) -> int:
     return 0
 
 
+@lru_cache(maxsize=256)
+def _receive_buffer(size: int, what: str) -> Item:
+    return Item(
+        category="communication",
+        what=f"receive buffer of the stage's {what}",
+        bytes=size,
+        formula="one boundary activation for each micro-batch",
+        lives="the whole run",
+    )
+
+
 def _receive_buffers(job: Job, rank: Rank, replayer: Replayer) -> list[tuple[Item, int]]:
     """torch.distributed.pipelining: one receive buffer for each micro-batch, made once, kept (stage.py ``_setup_forward_recv_info``)."""
     if job.layout.pp == 1:
         return []
     size = boundary(replayer.context.buffer("stream", STREAM).bytes).bytes
-    found = []
-    for part in rank.chunks:
-        for what, wanted in (("input", not part.first), ("output gradient", not part.last)):
-            if wanted:
-                item = Item(
-                    category="communication",
-                    what=f"receive buffer of the stage's {what}",
-                    bytes=size,
-                    formula="one boundary activation for each micro-batch",
-                    lives="the whole run",
-                )
-                found.append((item, job.data.grad_accum))
-    return found
+    count = job.data.grad_accum
+    inputs = [(_receive_buffer(size, "input"), count) for part in rank.chunks if not part.first]
+    return inputs + [(_receive_buffer(size, "output gradient"), count) for part in rank.chunks if not part.last]
 
 
 @dataclass(kw_only=True)
@@ -106,9 +133,7 @@ class _Step:
                 unsynced_before=number > 0 and not self.reduces_each,
             )
             backward = self._backward(0, ShardedWrap(self.units[0], sync))
-            one = Sequence(
-                [Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))]
-            )
+            one = Sequence([Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))])
             nodes += [one] * times if times == 1 else [_repeat(times, one)]
         return Sequence(nodes)
 
@@ -117,7 +142,9 @@ class _Step:
         elements = self.replayer.elements(part)
         inner = chunks.forward(elements, self.replayer, wrap, GradRule())
         last = self.units[index].unit(elements[-1].block)
-        return Sequence([*wrap.before_forward(), inner, *wrap.after_forward(last or _last_unit(self.units[index], part))])
+        return Sequence(
+            [*wrap.before_forward(), inner, *wrap.after_forward(last or _last_unit(self.units[index], part))]
+        )
 
     def _backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
@@ -125,22 +152,31 @@ class _Step:
         inner = chunks.backward(elements, self.replayer, wrap, GradRule())
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
-        return Sequence([*before, inner, *wrap.after_backward(self._root_grads(index), first)])
+        grads, added = self._root_grads(index)
+        return Sequence([*before, inner, *drop(added), *wrap.after_backward(grads, first)])
 
-    def _root_grads(self, index: int) -> list[Item]:
-        """Gradients that blocks without a unit of their own have left."""
+    def _root_grads(self, index: int) -> tuple[list[Item], list[Item]]:
+        """Gradients that blocks without a unit of their own have left; those of a tied weight's first use are added to its second's."""
+        part = self.rank.chunks[index]
+        tied = {first for first, _ in self.graph.tied} if part.first and part.last else set()
         found: list[Item] = []
-        for run in self.rank.chunks[index].runs:
+        added: list[Item] = []
+        for run in part.runs:
             if self.units[index].unit(run.block) is None:
-                found += [item for _, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads]
-        return found
+                for name, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads:
+                    (added if f"{run.block.name}.{name}" in tied else found).append(item)
+        return found, added
 
     # -- with a pipeline
 
     def _pipeline(self) -> Node:
         layout = self.job.layout
         plan = actions(
-            layout.schedule, stages=layout.pp, rank=self.rank.index, micro_batches=self.job.data.grad_accum, chunks=layout.vpp
+            layout.schedule,
+            stages=layout.pp,
+            rank=self.rank.index,
+            micro_batches=self.job.data.grad_accum,
+            chunks=layout.vpp,
         )
         nodes: dict[tuple[Kind, int, bool], Node] = {}
 
@@ -173,11 +209,14 @@ class _Step:
         sync = Sync(reduces=False, unsynced_before=not is_first)
         wrap = ShardedWrap(self.units[index], sync, resident=True)
         received, grad = boundary(stream), boundary_grad(stream)
-        if kind == "F":  # the input is the receive buffer, which is counted once for all
-            before = [] if part.first else [alloc(received)]
+        input_buffer = _receive_buffer(received.bytes, "input")
+        grad_buffer = _receive_buffer(received.bytes, "output gradient")
+        if kind == "F":  # the receive buffer itself is the stage's input until its backward is done
+            before = [] if part.first else [free(input_buffer), alloc(received)]
             return Sequence([*before, self._forward(index, wrap)], "forward", ("F", index))
-        before = [] if part.last else [free(received), alloc(grad)]
-        after = [] if part.first else [free(grad)]
+        before = [] if part.last else [free(received), free(grad_buffer), alloc(grad)]
+        after = [] if part.first else [free(grad), alloc(input_buffer)]
+        after += [] if part.last else [alloc(grad_buffer)]
         return Sequence([*before, self._backward(index, wrap), *after], "backward", ("B", index))
 
     def _gather_stage(self) -> Node:
@@ -191,7 +230,11 @@ class _Step:
         """After the last micro-batch: group after group is reduced and lets its parameters go."""
         nodes: list[Node] = []
         for unit, count in self._all_units():
-            one = [*drop(unit.gathered), *reduce_scatter(unit, list(unit.accumulated), first=True), *drop([unit.reduce_input])]
+            one = [
+                *drop(unit.gathered),
+                *reduce_scatter(unit, list(unit.accumulated), first=True),
+                *drop([unit.reduce_input]),
+            ]
             nodes.append(_repeat(count, Sequence(one)))
         return Sequence(nodes, "reducing the stage's gradients")
 

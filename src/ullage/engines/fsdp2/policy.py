@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit, block_shapes
+from ullage.engines.fsdp2.shapes import block_shapes
+from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
@@ -18,7 +19,10 @@ SEPARATE_ENDS_SINCE = "2025-07-28"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """root: gathered through the whole forward and backward. of: a block's own unit, by name. last_stays: the last layer does not reshard."""
+    """root: gathered through the whole forward and backward. of: a block's own unit, by name.
+
+    last_stays: the last layer does not reshard.
+    """
 
     root: Unit | None
     of: dict[str, Unit]
@@ -55,6 +59,7 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     reshards = policy == "always" or (policy == "default" and job.layout.pp == 1 and job.engine.zero_stage != 2)
     types = types_of(job)
     separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
+    build = _flat_unit if job.engine.name == "fsdp1" else Unit
     of: dict[str, Unit] = {}
     rest: list[Shape] = []
     for run in chunk.runs:
@@ -62,16 +67,26 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
         shapes = block_shapes(graph, job, block, rank)
         if block.role == "layer":
             stays = kept if reshards else 0
-            of[block.name] = Unit(name=block.name, shapes=shapes, types=types, reshards=reshards, kept_shards=stays)
+            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=reshards, kept_shards=stays)
         elif separate and shapes:
             mine = reshards and (block.role == "embedding" or policy == "always")
-            of[block.name] = Unit(name=block.name, shapes=shapes, types=types, reshards=mine)
+            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=mine)
         else:
             rest += shapes
-    root = Unit(name=ROOT, shapes=tuple(rest), types=types, reshards=False) if rest else None
+    root = build(name=ROOT, shapes=tuple(rest), types=types, reshards=False) if rest else None
     # gathered again at once in the backward, so torchtitan once kept the last layer
-    stays_whole = reshards and policy == "default" and job.stack == "torchtitan" and not ends_are_separate(job)
-    return Units(root=root, of=of, last_stays=stays_whole)
+    keeps_last = job.stack == "torchtitan" and job.engine.name == "fsdp2" and not ends_are_separate(job)
+    return Units(root=root, of=of, last_stays=reshards and policy == "default" and keeps_last)
+
+
+def _flat_unit(
+    *, name: str, shapes: tuple[Shape, ...], types: Types, reshards: bool = True, kept_shards: int = 0
+) -> Unit:
+    """FSDP1: all parameters of a module in one, padded once (torch distributed/fsdp/_flat_param.py)."""
+    total = sum(shape.rows * shape.columns for shape in shapes)
+    shards = max(shape.shards for shape in shapes)
+    flat = Shape(name=f"{name}.flat_parameter", rows=total, columns=1, shards=shards)
+    return Unit(name=name, shapes=(flat,), types=types, reshards=reshards, flat=True)
 
 
 def _ties_ends(graph: Graph, chunk: Chunk) -> bool:

@@ -6,16 +6,11 @@ distributed/fsdp/_fully_shard/_fsdp_param.py ``_init_sharded_param``); a group o
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from ullage import dtypes
-from ullage.job.bind import is_expert, local_sizes
-from ullage.job.job import Job
 from ullage.memory.program import Item, round_up
-from ullage.memory.rank import Rank
-from ullage.model.graph import Block, Graph, Op, Param
 
 COMPUTE_STREAM = 0
 ALL_GATHER_STREAM = 1
@@ -58,12 +53,16 @@ class Types:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unit:
-    """Parameters that are gathered and reduced together. ``reshards``: dropped after the forward and gathered again."""
+    """Parameters that are gathered and reduced together. ``reshards``: dropped after the forward and gathered again.
+
+    flat: one flat parameter stands for all (FSDP1): the all-gather writes it in place, and autograd joins the parts' gradients.
+    """
 
     name: str
     shapes: tuple[Shape, ...]
     types: Types
     reshards: bool = True
+    flat: bool = False
     kept_shards: int = 0  # reshard_after_forward: n keeps a shard over n ranks, in the compute type
 
     @property
@@ -111,7 +110,7 @@ class Unit:
     @cached_property
     def staging(self) -> Item | None:
         """What the all-gather writes, before the parameters are copied out of it."""
-        if not self.sharded:
+        if not self.sharded or self.flat:
             return None
         return Item(
             category="gathered",
@@ -144,12 +143,19 @@ class Unit:
             return None
         numel = sum(-(-shape.whole // self.kept_shards) for shape in self.shapes)
         why = f"parameters / {self.kept_shards} (reshard_after_forward)"
-        return self._item("gathered", f"shard of {self.name} kept after forward", numel, self.types.compute, why, "forward to backward")
+        return self._item(
+            "gathered",
+            f"shard of {self.name} kept after forward",
+            numel,
+            self.types.compute,
+            why,
+            "forward to backward",
+        )
 
     @cached_property
     def reduce_input(self) -> Item | None:
         """The gradients of the group in the reduction's type, ordered by rank."""
-        if not self.sharded and self.types.reduce == self.types.compute:
+        if self.flat or (not self.sharded and self.types.reduce == self.types.compute):
             return None
         return self._item(
             "communication",
@@ -158,6 +164,25 @@ class Unit:
             self.types.reduce,
             "padded gradients of the group",
             "end of its backward to the end of the next group's",
+        )
+
+    @cached_property
+    def joined_gradient(self) -> Item:
+        """FSDP1: the flat parameter's gradient, which autograd concatenates from those of its views."""
+        why = "concatenated from the gradients of its parts"
+        lives = "end of its backward to its reduction"
+        return self._item(
+            "gradients", f"flat gradient of {self.name}", self.whole_numel, self.types.compute, why, lives
+        )
+
+    @cached_property
+    def cast_gradient(self) -> Item | None:
+        """FSDP1: the flat gradient in the reduction's type."""
+        if self.types.reduce == self.types.compute:
+            return None
+        what = f"flat gradient of {self.name} cast for its reduction"
+        return self._item(
+            "communication", what, self.whole_numel, self.types.reduce, "cast", "one reduction", REDUCE_STREAM
         )
 
     @cached_property
@@ -209,62 +234,9 @@ class Unit:
                 "gradients",
                 f"unsharded gradient of {shape.name}",
                 shape.rows * shape.columns,
-                self.types.reduce,
+                self.types.compute if self.flat else self.types.reduce,
                 "accumulated without reduction",
                 "first backward to the reduction",
             )
             for shape in self.shapes
         )
-
-
-def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shape:
-    """Rows are the module's own first dimension: a linear's output features, however many names they have."""
-    sizes = local_sizes(graph, job.layout, job.data)
-
-    def size(dim: object) -> int:
-        value = sizes[dim] if isinstance(dim, str) else dim
-        assert isinstance(value, int), dim
-        return value
-
-    out = op.attrs.get("out")
-    leading = len(out) if isinstance(out, tuple) and param.dims[: len(out)] == out else 1
-    dims = [size(dim) for dim in param.dims]
-    rows, columns = math.prod(dims[:leading]), math.prod(dims[leading:])
-    shards = shard_count(job, expert=is_expert(param))
-    if is_expert(param) and len(dims) > 2 and shards * job.layout.ep > graph.size(param.dims[0]):
-        rows, columns = dims[1], dims[0] * math.prod(dims[2:])  # torchtitan shards experts on dim 1 where ranks outnumber them
-    return Shape(
-        name=f"{block.name}.{param.name}",
-        rows=rows,
-        columns=columns,
-        shards=shards,
-        gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
-    )
-
-
-def _is_gathered_in_fp8(job: Job, op: Op, block: Block) -> bool:
-    """torchao's Float8Linear with ``enable_fsdp_float8_all_gather`` (tensorwise scaling only): the weight travels and stays in 8 bits."""
-    options = job.engine.options
-    wanted = options.get("float8_all_gather") or options.get("enable_fsdp_float8_all_gather")
-    return bool(wanted) and job.precision.compute == "fp8" and block.role == "layer" and op.kind == "linear"
-
-
-def shard_count(job: Job, *, expert: bool) -> int:
-    """Ranks over which FSDP shards: data and context parallelism, or shard_group (HSDP); of experts what expert parallelism leaves."""
-    layout = job.layout
-    whole = layout.expert_dp if expert and layout.ep > 1 else layout.dp * layout.cp
-    group = job.engine.shard_group
-    if group is None:
-        return whole
-    return max(1, min(whole, group // layout.ep if expert and layout.ep > 1 else group))
-
-
-def block_shapes(graph: Graph, job: Job, block: Block, rank: Rank) -> tuple[Shape, ...]:
-    """The parameters of one block that this rank holds (a tied one is where it is held)."""
-    held = {param.name for param in rank.params}
-    return tuple(
-        shape_of(graph, job, op, param, block)
-        for op in block.ops
-        for param in op.params
-        if not param.buffer and f"{block.name}.{param.name}" in held
-    )

@@ -31,6 +31,8 @@ class Sync:
 def gather(unit: Unit) -> list[Node]:
     """Start of an all-gather: cast the shard, write the output; the cast shard goes at once."""
     nodes: list[Node] = []
+    if unit.flat:
+        return [*take([unit.cast]), *take(unit.gathered), *drop([unit.cast])]
     if unit.staging is None:
         return nodes
     if unit.cast is not None:
@@ -39,6 +41,11 @@ def gather(unit: Unit) -> list[Node]:
     if unit.cast is not None:
         nodes.append(free(unit.cast))
     return nodes
+
+
+def copy_out(unit: Unit) -> list[Node]:
+    """The parameters, out of the all-gather's output; a flat parameter was gathered where it stays."""
+    return [] if unit.flat else take(unit.gathered)
 
 
 def drop(items: Iterable[Item | None]) -> list[Node]:
@@ -75,7 +82,7 @@ class ShardedWrap(Wrap):
         after: list[Node] = []
         if self._reshards(unit, element, following):
             after = [*take([unit.kept]), *drop(unit.gathered)]
-        copied = [*drop([before.staging] if before is not None else []), *take(unit.gathered)]
+        copied = [*drop([before.staging] if before is not None else []), *copy_out(unit)]
         return Sequence([*gather(unit), *copied, node, *after])
 
     def before_forward(self) -> list[Node]:
@@ -83,7 +90,7 @@ class ShardedWrap(Wrap):
         root = self.units.root
         if root is None or self.resident:
             return []
-        return [*gather(root), *take(root.gathered)]
+        return [*gather(root), *copy_out(root)]
 
     def after_forward(self, last: Unit | None) -> list[Node]:
         """The last group's all-gather output goes at the end of the root's forward."""
@@ -99,7 +106,7 @@ class ShardedWrap(Wrap):
         nodes: list[Node] = []
         if unit is not None and not self.resident and self._reshards(unit, element, previous):
             nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
-            nodes += [*take(unit.gathered), *drop([unit.staging])]
+            nodes += [*copy_out(unit), *drop([unit.staging])]
         fetch = self._prefetch(following, element)
         if element.block.role == "head":
             # the gather ahead follows the loss's own backward, which is by far the larger part of this node
@@ -108,7 +115,20 @@ class ShardedWrap(Wrap):
             nodes += [*fetch, program.backward]
         if unit is not None:  # else its gradients wait for the root
             nodes += self._reduce(unit, [item for _, item in program.grads], self._unit(previous))
+            # of several blocks under one checkpoint each reduces by itself; here after all of them
+            for _ in range(element.size - 1):
+                again = [alloc(unit.joined_gradient)] if unit.flat else []
+                nodes += [*again, *self._reduce_again(unit)]
         return Sequence(nodes)
+
+    def _reduce_again(self, unit: Unit) -> list[Node]:
+        if self.sync.reduces:
+            grads = [unit.joined_gradient] if unit.flat else []
+            if self.sync.unsynced_before:
+                grads = [*grads, *unit.accumulated]
+            return [*drop([unit.reduce_input]), *reduce_scatter(unit, grads, first=self.sync.first)]
+        made = [] if self.sync.unsynced_before else take(unit.accumulated)
+        return [*made, *drop([unit.joined_gradient] if unit.flat else [])]
 
     def _prefetch(self, following: Element | None, element: Element) -> list[Node]:
         """One group ahead, in the reversed order of the forward."""
@@ -121,6 +141,8 @@ class ShardedWrap(Wrap):
         """End of a group's backward: drop the parameters, copy the gradients into the reduction's input, reduce."""
         sync = self.sync
         nodes: list[Node] = []
+        if unit.flat:
+            nodes, grads = [alloc(unit.joined_gradient), *drop(grads)], [unit.joined_gradient]
         if not sync.reduces:
             if not self.resident:
                 nodes += drop(unit.gathered)
@@ -146,9 +168,14 @@ class ShardedWrap(Wrap):
 
 def reduce_scatter(unit: Unit, grads: list[Item], *, first: bool) -> list[Node]:
     """Copy-in beside the gradients, which then go; the output is the sharded gradient, or is added to the one that is there."""
-    nodes: list[Node] = [*take([unit.reduce_input]), *drop(grads), *take([unit.reduce_output])]
+    if unit.flat:
+        nodes: list[Node] = [*take([unit.cast_gradient, unit.reduce_output])]
+    else:
+        nodes = [*take([unit.reduce_input]), *drop(grads), *take([unit.reduce_output])]
     nodes.append(alloc(unit.gradient if first else unit.added))
     nodes += drop([unit.reduce_output])
     if not first:
         nodes.append(free(unit.added))
+    if unit.flat:
+        nodes += [*drop([unit.cast_gradient]), *drop(grads)]
     return nodes

@@ -18,8 +18,9 @@ OPTIONS: tuple[Option, ...] = table(
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
                 moe_router_force_load_balancing""",
-            TEXT: "transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type",
+            TEXT: "transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method",
             NUMBER: "moe_expert_capacity_factor",
+            COUNT: "checkpoint_num_layers",
             DTYPE: "moe_router_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
             ANY: "recompute_granularity recompute_method recompute_num_layers recompute_modules",
@@ -54,7 +55,7 @@ OPTIONS: tuple[Option, ...] = table(
                 num_distributed_optimizer_instances ddp_num_buckets ddp_bucket_size moe_latent_size
                 moe_flex_dispatcher_num_sms moe_hybridep_num_sms moe_deepep_num_sms moe_shared_expert_intermediate_size
                 cpu_offloading_num_layers wgrad_deferral_limit mtp_num_layers num_layers_at_start_in_bf16
-                num_layers_at_end_in_bf16 checkpoint_num_layers num_microbatches_with_partial_activation_checkpoints
+                num_layers_at_end_in_bf16 num_microbatches_with_partial_activation_checkpoints
                 microbatch_group_size_per_virtual_pipeline_stage microbatch_group_size_per_vp_stage
                 decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
                 num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
@@ -65,7 +66,7 @@ OPTIONS: tuple[Option, ...] = table(
                 megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype pipeline_dtype""",
             TEXT: """
                 data_parallel_sharding_strategy outer_dp_sharding_strategy moe_flex_dispatcher_backend
-                pipeline_model_parallel_layout cp_comm_type cuda_graph_impl partition_method
+                pipeline_model_parallel_layout cp_comm_type cuda_graph_impl
                 fp8 fp8_format fp8_recipe fp8_wgrad fp4 fp4_format fp4_recipe fp8_amax_compute_algo
                 optimizer DDP_impl spec moe_dispatch pp_algorithm mtp_hybrid_override_pattern
                 tp_comm_bootstrap_backend""",

@@ -1,0 +1,1 @@
+"""The command line: flags in, exit status out. What is printed is made in report/."""

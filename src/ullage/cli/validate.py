@@ -1,0 +1,49 @@
+"""Estimates held against measured runs: files of records, or folders of them (docs/job.md describes a record)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+USAGE = "PATH... [options]"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file of records, or a folder of .json files")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the answer as JSON (docs/job.md)")
+    form.add_argument("--verbose", action="store_true", help="each record too, and every reason in full")
+    form.add_argument("--markdown", action="store_true", help="a page: tables, and each grade A miss with its cause")
+    parser.add_argument("--causes", type=Path, metavar="FILE", help="with --markdown: known causes of misses, as TOML")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ullage.api import validate
+    from ullage.errors import InvalidInput
+    from ullage.validation.causes import read_causes
+
+    if arguments.causes is not None and not arguments.markdown:
+        raise InvalidInput("goes with --markdown", key="--causes", value=str(arguments.causes))
+    causes = read_causes(arguments.causes) if arguments.causes is not None else ()
+    found = validate(arguments.paths, _progress if sys.stderr.isatty() else None)
+    if arguments.json:
+        from ullage.report import json
+
+        sys.stdout.write(json.dumps(json.validation(found)) + "\n")
+    elif arguments.markdown:
+        from ullage.report.accuracy import accuracy_page
+
+        sys.stdout.write(accuracy_page(found, causes))
+    else:
+        from ullage.report.console import to_stdout, write
+        from ullage.report.validation import validation_report
+
+        write(validation_report(found, verbose=arguments.verbose), to_stdout())
+    return 0
+
+
+def _progress(done: int, of: int) -> None:
+    end = "\n" if done == of else ""
+    sys.stderr.write(f"\r{done} of {of} records{end}")
+    sys.stderr.flush()

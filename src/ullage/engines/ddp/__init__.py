@@ -1,0 +1,1 @@
+"""torch's DistributedDataParallel, and ZeroRedundancyOptimizer on top of it."""

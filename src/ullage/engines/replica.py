@@ -1,0 +1,264 @@
+"""A step of training on a whole replica of the model: what single, ddp and zero1 share.
+
+Forward, the end of its autocast context, backward; micro-batch after micro-batch; then clipping, the optimizer and zero_grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ullage.engines import optimizer as optimizers
+from ullage.engines.base import context_of, sized
+from ullage.engines.optimizer import Group
+from ullage.errors import Unsupported
+from ullage.hardware import overheads
+from ullage.job.job import Job
+from ullage.kernels import stacks
+from ullage.kernels.step import Context
+from ullage.kernels.transformers_loss import version_of
+from ullage.memory import chunk as chunks
+from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
+from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
+
+NON_REENTRANT_SINCE = (5, 0)
+"""transformers' gradient checkpointing is reentrant before this version (modeling_utils.py, gradient_checkpointing_enable)."""
+
+
+def refuse(job: Job) -> None:
+    """What no replica engine runs here."""
+    if job.layout.world > job.layout.dp:
+        raise Unsupported("is modelled with data parallelism alone", key="engine.name", value=job.engine.name)
+    if job.offload.activations != "none" and job.recompute.kind != "full":
+        raise Unsupported(
+            "is modelled for checkpointed layers alone", key="offload.activations", value=job.offload.activations, remedy="set recompute: full"
+        )
+    if job.lora is not None or job.freeze:
+        key = "lora" if job.lora is not None else "freeze"
+        raise Unsupported("is not modelled with this engine yet", key=key, value="set")
+
+
+def replayer_of(job: Job, graph: Graph) -> Replayer:
+    context = context_of(job, graph)
+    reentrant = job.stack == "transformers" and version_of(context) < NON_REENTRANT_SINCE
+    return Replayer(context=context, recompute=job.recompute, early_stop=not reentrant, reentrant=reentrant)
+
+
+# -- what stays
+
+
+def parameters(rank: Rank, dtype: str, what: str = "parameters", category: str = "parameters") -> Item:
+    """Every parameter as a tensor of its own."""
+    pieces = tuple(param.numel for param in rank.params for _ in range(param.copies))
+    return sized(category, what, sum(pieces), dtype, pieces=pieces, why=f"{len(pieces)} tensors")
+
+
+def beside(job: Job, context: Context) -> list[Item]:
+    """The batch, the model's buffers and cuBLAS' workspace."""
+    data = job.data
+    tokens = data.seq_len * data.micro_batch
+    tensors = 3 if data.padding_mask else 2
+    cublas = overheads.cublas_workspace_bytes(job.cluster.device)
+    batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
+    workspace = Item(
+        category="workspace",
+        what=cublas.what,
+        bytes=round_up(cublas.bytes),
+        formula=cublas.source,
+        provenance=cublas.provenance,
+        lives="from the first matmul on",
+    )
+    inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
+    tables = [
+        Item(category="buffers", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives="the whole run")
+        for one in stacks.buffers(context)
+    ]
+    return [inputs, *tables, workspace]
+
+
+def master(job: Job, rank: Rank) -> list[Item]:
+    """A master copy beside the parameters, where the job asks for one."""
+    precision = job.precision
+    if precision.master is None or precision.master == precision.params:
+        return []
+    return [parameters(rank, precision.master, "master copy of the parameters", "optimizer")]
+
+
+# -- the step
+
+_SCALAR = 4
+_ROOT = Item(
+    category="transient",
+    what="gradient of the loss by itself",
+    bytes=round_up(_SCALAR),
+    formula="one fp32 number, named by loss.backward() to its end, like the loss",
+    lives="the backward",
+)
+
+def keep(micro_batch: int) -> GradRule:
+    """Gradients stay from the first micro-batch on; those of later ones are added to them."""
+    return GradRule(mode="keep" if micro_batch == 0 else "add")
+
+
+def nothing(micro_batch: int) -> Node:
+    return Sequence([])
+
+
+@dataclass(kw_only=True)
+class ReplicaStep:
+    """One optimizer step. rules(micro_batch): what becomes of a weight gradient there, counted from 0.
+
+    groups: what the optimizer steps. after_backward(micro_batch): the engine's own end of a backward.
+    keeps: whether gradients are tensors of their own that zero_grad frees.
+    """
+
+    job: Job
+    graph: Graph
+    rank: Rank
+    replayer: Replayer
+    groups: tuple[Group, ...]
+    rules: Callable[[int], GradRule] = keep
+    after_backward: Callable[[int], Node] = nothing
+    keeps: bool = True
+
+    def program(self) -> Node:
+        count = self.job.data.grad_accum
+        nodes: list[Node] = [self._micro_batch(0)]
+        if count > 2:
+            nodes.append(Repeat(count - 2, self._micro_batch(1)))
+        if count > 1:
+            nodes.append(self._micro_batch(count - 1))
+        return Sequence([*nodes, *self._update()])
+
+    @property
+    def elements(self) -> list[Element]:
+        (part,) = self.rank.chunks
+        return self.replayer.elements(part)
+
+    def gradients(self) -> list[tuple[Item, int]]:
+        """Every gradient that a backward under GradRule keep leaves, counted; a tied weight's once."""
+        rule = self._rule(0)
+        counts: dict[Item, int] = {}
+        for element in self.elements:
+            for name, item in self.replayer.element_program(element, replace(rule, mode="keep", temporaries=())).grads:
+                if (element.block.name, name) not in self._tied:
+                    counts[item] = counts.get(item, 0) + 1
+        return list(counts.items())
+
+    @property
+    def _tied(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """(block, weight) -> the (block, weight) of a later block that is the same storage."""
+        pairs = [[tuple(name.split(".", 1)) for name in pair] for pair in self.graph.tied]
+        return {(first[0], first[1]): (second[0], second[1]) for first, second in pairs}
+
+    def _rule(self, number: int) -> GradRule:
+        pending = frozenset(weight for pair in self._tied.items() for _, weight in pair)
+        return replace(self.rules(number), pending=pending)
+
+    def _micro_batch(self, number: int) -> Node:
+        rule = self._rule(number)
+        offload = self.job.offload.activations != "none"
+        forward = chunks.forward(self.elements, self.replayer, _Offload(self.replayer.context) if offload else Wrap(), rule)
+        leave = chunks.leave_context(self.elements, self.replayer, rule)
+        backward = chunks.backward(self.elements, self.replayer, self._around(rule), rule)
+        turn: list[Node] = [alloc(_ROOT), alloc(boundary_grad(_SCALAR))]
+        end: list[Node] = [free(_ROOT), free(boundary(_SCALAR))]
+        return Sequence(
+            [
+                Sequence([forward, leave], "forward", ("F", 0)),
+                Sequence([*turn, backward, *end, self.after_backward(number)], "backward", ("B", 0)),
+            ]
+        )
+
+    def _around(self, rule: GradRule) -> Wrap:
+        joins = _Joins(self._twins(rule), rule)
+        return joins if self.job.offload.activations == "none" else _Offload(self.replayer.context, joins)
+
+    def _twins(self, rule: GradRule) -> dict[tuple[str, str], tuple[Item, bool]]:
+        """For each tied weight the gradient that the later block left, and whether it is a view."""
+        found = {}
+        for first, (block, weight) in self._tied.items():
+            for element in self.elements:
+                if element.block.name == block:
+                    program = self.replayer.element_program(element, rule)
+                    found[first] = (dict(program.grads)[weight], weight in program.views)
+        return found
+
+    def _update(self) -> list[Node]:
+        """Clipping, the optimizer's step, zero_grad(set_to_none=True)."""
+        if steps_in_backward(self.job):
+            return []
+        nodes: list[Node] = []
+        if self.job.grad_clip:
+            nodes.append(optimizers.clip(optimizers.count(self.groups)))
+        nodes.append(optimizers.step(self.job.optimizer, self.groups))
+        if self.keeps:
+            nodes.append(Sequence([free(item, count) for item, count in self.gradients()], "zero_grad"))
+        return nodes
+
+
+def steps_in_backward(job: Job) -> bool:
+    return job.engine.options.get("optimizer_in_bwd") is True
+
+
+class _Joins(Wrap):
+    """A weight that two blocks use: autograd joins both gradients before anybody takes them (its accumulator waits for both)."""
+
+    def __init__(self, twins: dict[tuple[str, str], tuple[Item, bool]], rule: GradRule) -> None:
+        self.twins = twins
+        self.rule = rule
+
+    def backward(
+        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
+    ) -> Node:
+        nodes: list[Node] = [program.backward]
+        for name, item in program.grads:
+            if (element.block.name, name) not in self.twins:
+                continue
+            first, is_view = self.twins[element.block.name, name]
+            nodes += [alloc(first), free(first), free(item)] if is_view else [free(item)]
+            if self.rule.mode != "keep":
+                used = [_as_large(first, dtype, name) for dtype in self.rule.temporaries]
+                nodes += [*(alloc(one) for one in used), *(free(one) for one in used), free(first)]
+        return Sequence(nodes)
+
+
+def _as_large(gradient: Item, dtype: str, name: str) -> Item:
+    """What the optimizer allocates to step one weight (states have the weight's own number of bits or fewer)."""
+    return Item(
+        category="transient",
+        what=f"optimizer step of {name}",
+        bytes=gradient.bytes,
+        formula=f"{gradient.formula}; {dtype}",
+        lives="the optimizer's step inside the backward",
+    )
+
+
+class _Offload(Wrap):
+    """Inputs of checkpointed blocks wait in host memory: gone after the forward, brought back for the backward.
+
+    torchtune keeps the last five tensors that were saved for the copy's sake (training/_activation_offloading.py); they are the head's.
+    """
+
+    def __init__(self, context: Context, inner: Wrap | None = None) -> None:
+        self.context = context
+        self.inner = inner or Wrap()
+
+    def _moved(self, element: Element) -> Item | None:
+        if element.mode != CHECKPOINT:
+            return None
+        return boundary(chunks.stream_bytes(element.block.input, self.context))
+
+    def forward(self, element: Element, node: Node, previous: Element | None, following: Element | None) -> Node:
+        moved = self._moved(element)
+        return node if moved is None else Sequence([node, free(moved)])
+
+    def backward(
+        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
+    ) -> Node:
+        moved = self._moved(element)
+        inner = self.inner.backward(element, program, previous, following)
+        return inner if moved is None else Sequence([alloc(moved), inner])

@@ -1,0 +1,96 @@
+"""The layer code of Hugging Face transformers, op by op as its eager PyTorch runs it (5.x; 4.x where memory differed).
+
+Closed forms for a Llama layer (u = tokens x hidden x 2 B, g = kv heads / heads, a = MLP width / hidden): bf16 u(10 + 2g + 4a) + 4TH;
+fp32 weights under autocast u(15 + 2g + 4a) + 2 x parameters; fp32 2u(8 + 2g + 4a) + 4TH. They fall out of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ullage.errors import Unsupported
+from ullage.kernels import (
+    transformers_attention,
+    transformers_linear,
+    transformers_loss,
+    transformers_mlp,
+    transformers_norm,
+)
+from ullage.kernels.eager import Tape, Value
+from ullage.kernels.step import Buffer, Context, Segment, Step
+from ullage.model.graph import Block, Op
+
+Emit = Callable[[Tape, Op], object]
+
+
+def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
+    tape = Tape(context, block)
+    for op in _called(block.ops):
+        kernel = KERNELS.get(op.kind)
+        if kernel is None:
+            raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
+        kernel(tape, op)
+        _frames(tape, block, op)
+    return tuple(tape.steps)
+
+
+def _called(ops: tuple[Op, ...]) -> Iterator[Op]:
+    """The order of the layer code: a norm of q or k is called on the projection at once (models/qwen3/modeling_qwen3.py)."""
+    norms = {op.inputs[0]: op for op in ops if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None}
+    for op in ops:
+        if op in norms.values():
+            continue
+        yield op
+        if op.outputs[0].name in norms:
+            yield norms[op.outputs[0].name]
+
+
+def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
+    raise Unsupported(
+        "has no selective recomputation of its own", key="recompute", value="selective", remedy="use full, or name modules"
+    )
+
+
+def buffers(context: Context) -> tuple[Buffer, ...]:
+    """Inverse frequencies of the rotary embedding, as they are and as they were (models/llama/modeling_llama.py)."""
+    size = context.sizes.get("rope_dim", context.sizes.get("head_dim"))
+    if not isinstance(size, int):
+        return ()
+    return tuple(context.buffer(name, (size // 2,), "fp32", name) for name in ("inv_freq", "original_inv_freq"))
+
+
+def _frames(tape: Tape, block: Block, op: Op) -> None:
+    """Locals of the layer's frames: a layer's input lives to its end, and the arguments of a branch to the branch's end."""
+    if op.outputs[0].name == block.output.name and block.role == "layer":
+        tape.hold(tape[block.input.name])
+    if op.name == "o_proj":
+        tape.hold(*(tape[name] for name in ("attention_in", "q_final", "k_final", "v") if name in tape.values))
+    if op.name == "down_proj":
+        tape.hold(*(tape[name] for name in ("mlp_in",) if name in tape.values))
+
+
+def residual(tape: Tape, op: Op) -> Value:
+    tape.module = ""
+    left, right = (tape[name] for name in op.inputs)
+    output = tape.like(op.outputs[0], tape.context.residual)
+    return tape.add(left, right, output, "residual stream")
+
+
+def dropout(tape: Tape, op: Op) -> Value:
+    tape.module = op.module
+    source = tape[op.inputs[0]]
+    return transformers_attention.dropout(tape, source, tape.like(op.outputs[0], source.dtype))
+
+
+KERNELS: Mapping[str, Emit] = {
+    "embedding": transformers_linear.embedding,
+    "norm": transformers_norm.norm,
+    "linear": transformers_linear.linear,
+    "rope": transformers_attention.rope,
+    "attention": transformers_attention.attention,
+    "activation": transformers_mlp.activation,
+    "residual": residual,
+    "dropout": dropout,
+    "loss": transformers_loss.loss,
+}

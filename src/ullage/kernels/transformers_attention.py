@@ -1,0 +1,210 @@
+"""Attention of transformers' models: rotary embedding, sdpa (flash, mem-efficient, math) and eager attention."""
+
+from __future__ import annotations
+
+from ullage.kernels.eager import Tape, Value, promote
+from ullage.kernels.step import Buffer, Context
+from ullage.model.graph import BATCH, SEQ, Dim, Op
+
+LARGEST_GQA_HEAD = 256
+"""Up to this head dimension sdpa reads few key heads for many query heads (integrations/sdpa_attention.py, use_gqa_in_sdpa)."""
+MASK_ALIGNMENT = 8
+"""CUDA's mem-efficient kernel wants mask columns in multiples of this (aten/src/ATen/native/transformers/attention.cpp)."""
+FLASH_ROW_BLOCK = 128
+"""Flash attention rounds query rows up to this (csrc/flash_attn/flash_api.cpp, round_multiple)."""
+
+
+# -- rotary embedding
+
+
+def rope(tape: Tape, op: Op) -> None:
+    """apply_rotary_pos_emb on q and k, which the calling frame names until both are done."""
+    tape.module = "rope"
+    sources = [tape[name] for name in op.inputs]
+    raw = [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
+    for source, output in zip(raw, op.outputs, strict=True):
+        rotate(tape, source, tape.like(output, promote(source.dtype, tape.context.residual)))
+    tape.hold(*raw)
+
+
+def rotate(tape: Tape, source: Value, output: Value) -> Value:
+    """x * cos + rotate_half(x) * sin; cos and sin come in the residual stream's type."""
+    name = output.name
+    half: tuple[Dim, ...] = (*source.rows, tape.context.size(source.dims[-1]) // 2)
+    first = tape.mul_constant(source, f"{name}.cos", output.dtype)
+    left = tape.view(source, f"{name}.x1", half, copies=True)
+    right = tape.view(source, f"{name}.x2", half, copies=True)
+    negative = tape.emit(f"{name}.neg", (right,), Value(f"{name}.neg", half, source.dtype))
+    turned = Value(f"{name}.rotated", source.dims, source.dtype)
+    tape.emit(turned.name, (negative, left), turned, passes=(negative, left))
+    second = tape.mul_constant(turned, f"{name}.sin", output.dtype)
+    return tape.add(first, second, output, f"{name[0]} after rotary embedding")
+
+
+# -- attention
+
+
+def attention(tape: Tape, op: Op) -> Value:
+    tape.module = op.module
+    if tape.context.attention == "eager" or op.attrs["softcap"]:
+        return _eager(tape, op)
+    return _sdpa(tape, op)
+
+
+def _sdpa(tape: Tape, op: Op) -> Value:
+    """torch.nn.functional.scaled_dot_product_attention; autocast casts q, k and v into the compute type first, v before k before q."""
+    context = tape.context
+    q, k, v = (tape[name] for name in op.inputs)
+    masked = needs_mask(tape, op)
+    if masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim"):
+        k, v = (_repeated(tape, one) for one in (k, v))
+    k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
+    mask: tuple[str, ...] = ()
+    beside: list[Buffer] = []
+    if masked:
+        beside.append(_bias(tape, q))
+        mask = (beside[0].name,)
+    if context.attention == "math":
+        return _math(tape, op, q, k, v)
+    lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
+    output = tape.like(op.outputs[0], context.compute)
+    return tape.emit(
+        "attention",
+        (q, k, v),
+        output,
+        what="attention output",
+        beside=(*beside, lse),
+        saves=(q, k, v, output, lse.name, *mask),
+        backward_scratch=_kernel_backward(tape, op),
+    )
+
+
+def needs_mask(tape: Tape, op: Op) -> bool:
+    """Whether sdpa gets a mask: padding, or a window shorter than the sequence (masking_utils.py, sdpa_mask)."""
+    window = op.attrs["window"]
+    return tape.context.padding_mask or (isinstance(window, int) and window < tape.context.size(SEQ))
+
+
+def _bias(tape: Tape, q: Value) -> Buffer:
+    """The boolean mask becomes an additive one in every layer (attention.cpp, convert_boolean_attn_mask), its rows padded on CUDA."""
+    columns = tape.context.size(SEQ)
+    if tape.context.device == "cuda":
+        columns = -(-columns // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    return tape.context.buffer("attention_bias", (BATCH, 1, SEQ, columns), q.dtype, "additive attention mask")
+
+
+def _kernel_backward(tape: Tape, op: Op) -> tuple[Buffer, ...]:
+    context = tape.context
+    shared = context.size("kv_heads") < context.size("heads") and not needs_mask(tape, op)
+    return flash_backward(context, shared_heads=shared)
+
+
+def flash_backward(context: Context, *, shared_heads: bool) -> tuple[Buffer, ...]:
+    """What the CUDA kernels allocate inside their backward; the CPU kernel allocates nothing that torch sees.
+
+    Flash: fp32 dq accumulator and row sums, and whole key and value gradients where query heads share them (flash_api.cpp, mha_bwd).
+    """
+    if context.device != "cuda":
+        return ()
+    rows = -(-context.size(SEQ) // FLASH_ROW_BLOCK) * FLASH_ROW_BLOCK
+    sums = context.buffer("softmax_d", (BATCH, "heads", rows), "fp32", "row sums of the attention backward")
+    if context.attention == "mem-efficient":
+        return (sums,)
+    accumulator = context.buffer("dq_accumulator", (BATCH, rows, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient")
+    if not shared_heads:
+        return (sums, accumulator)
+    expanded = (
+        context.buffer(f"d{one}_expanded", (BATCH, SEQ, "heads", "head_dim"), None, f"{one} gradient of every query head")
+        for one in ("k", "v")
+    )
+    return (sums, accumulator, *expanded)
+
+
+def _repeated(tape: Tape, value: Value) -> Value:
+    """repeat_kv: a copy for every query head; its backward sums them."""
+    context = tape.context
+    if context.size("kv_heads") == context.size("heads") or value.dims[2] == "heads":
+        return value
+    dims = (*value.dims[:2], "heads", *value.dims[3:])
+    name = f"{value.name}.repeated"
+    return tape.emit(name, (value,), Value(name, dims, value.dtype), what=f"{value.name[0]} repeated for every query head")
+
+
+def _scores(name: str, dtype: str) -> Value:
+    return Value(name, (BATCH, "heads", SEQ, SEQ), dtype)
+
+
+def _math(tape: Tape, op: Op, q: Value, k: Value, v: Value) -> Value:
+    """_scaled_dot_product_attention_math: q and k scaled by the square root of the scale, whole scores, softmax, product."""
+    context = tape.context
+    k, v = (_repeated(tape, one) for one in (k, v))
+    q, k = (tape.scale(one, f"{one.name}.scaled") for one in (q, k))
+    dtype = context.compute
+    scores = tape.emit("scores", (q, k), _scores("scores", dtype), what="attention scores", saves=(q, k))
+    masked = tape.emit("scores.masked", (scores,), _scores("scores.masked", dtype), passes=(scores,))
+    probs = _scores("probs", dtype)
+    tape.emit("probs", (masked,), probs, what="attention probabilities", saves=(probs,))
+    output = tape.like(op.outputs[0], dtype)
+    product = Value("attention.product", output.dims, dtype)
+    tape.emit(product.name, (probs, v), product, saves=(probs, v))
+    return tape.emit("attention", (product,), output, what="attention output")
+
+
+def _eager(tape: Tape, op: Op) -> Value:
+    """eager_attention_forward (models/llama/modeling_llama.py): whole scores, an fp32 softmax, a copy in the compute type."""
+    context = tape.context
+    q, k, v = (tape[name] for name in op.inputs)
+    k, v = (_repeated(tape, one) for one in (k, v))
+    query = _autocast_bmm(tape, q, "q.matmul", copies=True)
+    key = _autocast_bmm(tape, k, "k.matmul", copies=False)
+    dtype = context.compute
+    scores = tape.emit("scores", (query, key), _scores("scores", dtype), what="attention scores", saves=(query, key))
+    weights = tape.scale(scores, "scores.scaled")
+    if op.attrs["softcap"]:
+        weights = _softcap(tape, weights, "scores")
+    mask_dtype = promote(dtype, context.residual)
+    masked = Value("scores.masked", scores.dims, mask_dtype)
+    tape.emit(masked.name, (weights,), masked, passes=(weights,) if mask_dtype == dtype else ())
+    wide = tape.cast(masked, "fp32", "scores.fp32")
+    probs = _scores("probs", "fp32")
+    tape.emit("probs", (wide,), probs, what="attention probabilities", saves=(probs,))
+    narrow = tape.cast(probs, q.dtype, "probs.cast")
+    tape.hold(masked)
+    narrow = _dropout(tape, op, narrow)
+    narrow = _autocast_bmm(tape, narrow, "probs.matmul", copies=False)
+    value = _autocast_bmm(tape, v, "v.matmul", copies=False)
+    output = tape.like(op.outputs[0], dtype)
+    product = Value("attention.product", output.dims, dtype)
+    tape.emit(product.name, (narrow, value), product, saves=(narrow, value))
+    return tape.emit("attention", (product,), output, what="attention output")
+
+
+def _autocast_bmm(tape: Tape, value: Value, name: str, *, copies: bool) -> Value:
+    """A bmm's operand: cast under autocast, and copied where its layout is not the batched matrix's."""
+    compute = tape.context.compute
+    if value.dtype != compute:
+        value = tape.cast(value, compute, f"{name}.{compute}")
+    if not copies:
+        return value
+    return tape.emit(name, (value,), Value(name, value.dims, value.dtype), passes=(value,))
+
+
+def _softcap(tape: Tape, value: Value, name: str) -> Value:
+    """cap * tanh(x / cap): the tanh is saved."""
+    divided = tape.scale(value, f"{name}.divided")
+    bounded = Value(f"{name}.tanh", value.dims, value.dtype)
+    tape.emit(bounded.name, (divided,), bounded, saves=(bounded,))
+    return tape.scale(bounded, f"{name}.capped")
+
+
+def _dropout(tape: Tape, op: Op, probs: Value) -> Value:
+    """Attention dropout: a mask of one byte an element on CUDA; CPU keeps noise in the tensor's own type."""
+    if not op.attrs["dropout"]:
+        return probs
+    return dropout(tape, probs, Value("probs.dropped", probs.dims, probs.dtype))
+
+
+def dropout(tape: Tape, source: Value, output: Value) -> Value:
+    dtype = "bool" if tape.context.device == "cuda" else source.dtype
+    mask = tape.context.buffer(f"{output.name}.mask", source.dims, dtype, "dropout mask")
+    return tape.emit(output.name, (source,), output, beside=(mask,), saves=(mask.name,))

@@ -1,0 +1,106 @@
+"""Linear layers and embeddings of transformers' models."""
+
+from __future__ import annotations
+
+from ullage.kernels.eager import Tape, Value
+from ullage.kernels.step import Buffer, WeightGrad
+from ullage.model.graph import SEQ, Dim, Op
+
+
+def linear(tape: Tape, op: Op) -> Value:
+    """One nn.Linear."""
+    tape.module = op.module
+    source = tape[op.inputs[0]]
+    params = [(param.name, param.dims) for param in op.params]
+    shared = op.attrs.get("shared")
+    if isinstance(shared, str):
+        params = [(shared, ("vocab", "hidden"))]
+    output = tape.like(op.outputs[0], tape.context.compute)
+    return matmul(tape, op.name, source, params, output)
+
+
+def fused_linear(tape: Tape, ops: tuple[Op, ...], name: str) -> Value:
+    """Several projections as one nn.Linear; the values of the ops are views that the caller makes."""
+    first = ops[0]
+    tape.module = first.module
+    params: list[tuple[str, tuple[Dim, ...]]] = [(param.name, param.dims) for op in ops for param in op.params]
+    size = sum(tape.context.numel(tuple(_features(op))) for op in ops)
+    output = Value(name, (*tape[first.inputs[0]].rows, size), tape.context.compute)
+    return matmul(tape, name, tape[first.inputs[0]], params, output)
+
+
+def _features(op: Op) -> tuple[Dim, ...]:
+    out = op.attrs["out"]
+    assert isinstance(out, tuple)
+    return out
+
+
+def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[Dim, ...]]], output: Value) -> Value:
+    """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself.
+
+    The input's gradient is a matmul's result seen through a reshape, except where the input has two dimensions already.
+    """
+    copies = {param: tape.cast_weight(param, dims) for param, dims in params}
+    cast = tape.cast(source, tape.context.compute, f"{name}.input")
+    weights: tuple[WeightGrad, ...] = ()
+    if tape.weight_dtype == tape.context.compute:
+        weights = tuple(tape.weight(*param, fusable=not _is_bias(param[0])) for param in params)
+    made = [copy for copy in copies.values() if copy is not None]
+    matrices = [copy for param, copy in copies.items() if copy is not None and not _is_bias(param)]
+    return tape.emit(
+        name,
+        (cast, *made),
+        output,
+        what=f"{name} output",
+        saves=(cast, *matrices),
+        weights=weights,
+        view_grads=(cast,) if len(cast.dims) > 2 else (),
+    )
+
+
+def _is_bias(param: str) -> bool:
+    return param.endswith(".bias")
+
+
+def embedding(tape: Tape, op: Op) -> Value:
+    """The look-up; learned positions and token types are looked up and added."""
+    tape.module = "embedding"
+    output = tape.like(op.outputs[0], tape.weight_dtype)
+    tables = op.params
+    rotary = _rotary_tables(tape, op)
+    if len(tables) == 1:
+        param = tables[0]
+        return tape.emit(
+            op.name,
+            (),
+            output,
+            what="embedding output",
+            beside=rotary,
+            saves=[table.name for table in rotary],
+            weights=(tape.weight(param.name, param.dims),),
+        )
+    assert not rotary, op.name
+    total: Value | None = None
+    for index, param in enumerate(tables):
+        dims = output.dims if index == 0 else (1, *output.dims[1:])
+        name = f"{op.name}.{param.name.split('.')[0]}"
+        looked = tape.emit(name, (), Value(name, dims, output.dtype), weights=(tape.weight(param.name, param.dims),))
+        if total is None:
+            total = looked
+        else:
+            out = output if index == len(tables) - 1 else Value(f"{name}.sum", output.dims, output.dtype)
+            total = tape.add(total, looked, out, "embedding output")
+    assert total is not None
+    return total
+
+
+def _rotary_tables(tape: Tape, op: Op) -> tuple[Buffer, ...]:
+    """cos and sin of every position, in the stream's type; saved by the rotary embeddings of all layers (here: to the backward's end)."""
+    size = op.attrs.get("rotary")
+    if not isinstance(size, int) or not size:
+        return ()
+    dtype = tape.weight_dtype
+    return tuple(
+        tape.context.buffer(f"rotary.{which}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")
+        for which in ("cos", "sin")
+    )

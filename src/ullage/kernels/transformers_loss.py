@@ -1,0 +1,85 @@
+"""The causal language model's loss in transformers, version by version (loss/loss_utils.py; before 4.46 inside each model)."""
+
+from __future__ import annotations
+
+import re
+
+from ullage.kernels.eager import Tape, Value
+from ullage.kernels.step import Context
+from ullage.model.graph import BATCH, SEQ, Op
+
+NEWEST = (5, 24)
+
+
+def version_of(context: Context) -> tuple[int, int]:
+    """(major, minor) of the transformers that the job names, or the newest that is modelled."""
+    found = re.match(r"v?(\d+)\.(\d+)", context.version or "")
+    return (int(found[1]), int(found[2])) if found else NEWEST
+
+
+def loss(tape: Tape, op: Op) -> Value:
+    """The logits stay named by the caller to the end of the loss.
+
+    up to 4.30: no upcast (autocast runs cross entropy in fp32 all the same); 4.31 to 4.45: the model's own logits become fp32; from
+    4.46 the loss casts while the caller keeps the 16-bit ones; up to 4.48 logits are shifted and copied, later the labels are padded.
+    """
+    context = tape.context
+    tape.module = "loss"
+    version = version_of(context)
+    logits = tape[op.inputs[0]]
+    if op.attrs["softcap"]:
+        logits = _softcap(tape, logits)
+    upcast = version >= (4, 31) and context.option("logits_upcast", True) is not False
+    wide = tape.cast(logits, "fp32", "logits.fp32") if upcast else logits
+    shifts = version < (4, 49)
+    scored = _shifted(tape, wide) if shifts else wide
+    if context.autocast:
+        scored = tape.cast(scored, "fp32", "logits.autocast")
+    result = _cross_entropy(tape, op, scored)
+    if shifts and scored.name != wide.name and context.size(BATCH) > 1:
+        tape.hold(scored)
+    tape.hold(wide)
+    if version >= (4, 46) or not upcast:
+        tape.hold(logits)
+    return _converted(tape, op, result, logits)
+
+
+def _shifted(tape: Tape, logits: Value) -> Value:
+    """logits[..., :-1, :].contiguous(): a copy, except of a single sequence, whose rows are contiguous already."""
+    dims = (BATCH, tape.context.size(SEQ) - 1, "vocab")
+    cut = tape.view(logits, "logits.cut", dims, copies=True)
+    if tape.context.size(BATCH) == 1:
+        return cut
+    return tape.emit("logits.shifted", (cut,), Value("logits.shifted", dims, logits.dtype), what="shifted logits", passes=(cut,))
+
+
+def _cross_entropy(tape: Tape, op: Op, logits: Value) -> Value:
+    """log_softmax, whose output is saved, and the negative log-likelihood of the labels."""
+    context = tape.context
+    probs = Value("log_softmax", logits.dims, logits.dtype)
+    labels = tape.emit("shift_labels", (), Value("shift_labels", logits.dims[:-1], "int64"), what="shifted labels")
+    weight = context.buffer("total_weight", (1,), logits.dtype, "total weight of the labels")
+    tape.emit(probs.name, (logits,), probs, what="log-softmax of the logits", saves=(probs,))
+    output = tape.like(op.outputs[0], logits.dtype)
+    result = tape.emit(op.name, (probs,), output, what="loss", beside=(weight,), saves=(probs, labels, weight.name))
+    tape.hold(labels)
+    return result
+
+
+def _converted(tape: Tape, op: Op, result: Value, logits: Value) -> Value:
+    """Under autocast accelerate copies the outputs to fp32 as the forward returns (convert_outputs_to_fp32): the logits too."""
+    context = tape.context
+    if not context.autocast or tape[op.inputs[0]].dtype == "fp32" or context.option("convert_outputs_to_fp32", True) is False:
+        return result
+    copy = tape.scratch("logits.output", logits, "fp32")
+    last = tape.steps[-1]
+    tape.steps.append(type(last)(name="convert_outputs", reads=(logits.name,), no_grad=(logits.name,), scratch=(copy,)))
+    return result
+
+
+def _softcap(tape: Tape, logits: Value) -> Value:
+    """logits / cap, tanh, * cap: the frame rebinds its name each time."""
+    divided = tape.scale(logits, "logits.divided")
+    bounded = Value("logits.tanh", logits.dims, logits.dtype)
+    tape.emit(bounded.name, (divided,), bounded, saves=(bounded,))
+    return tape.scale(bounded, "logits.capped")

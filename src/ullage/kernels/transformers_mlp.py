@@ -1,0 +1,45 @@
+"""Activations of transformers' models (activations.py), gated or not."""
+
+from __future__ import annotations
+
+from ullage.kernels.eager import Tape, Value
+from ullage.model.graph import Op
+
+
+def activation(tape: Tape, op: Op) -> Value:
+    """act(gate) * up saves gate, act(gate) and up; act(up) alone saves up."""
+    tape.module = op.module
+    output = tape.like(op.outputs[0], tape[op.inputs[0]].dtype)
+    form = str(op.attrs.get("form") or op.attrs["act"])
+    if not op.attrs["glu"]:
+        return act(tape, tape[op.inputs[0]], form, output)
+    gate, up = (tape[name] for name in op.inputs)
+    activated = act(tape, gate, form, Value(f"{op.name}.{form}", gate.dims, gate.dtype))
+    return tape.mul(activated, up, output, "gated activation")
+
+
+def act(tape: Tape, source: Value, form: str, output: Value) -> Value:
+    """silu, gelu and gelu_pytorch_tanh are one kernel; gelu_new is composed of eight."""
+    if form in ("gelu_new", "gelu_fast"):
+        return _gelu_new(tape, source, output)
+    saved = output if form == "relu" else source
+    return tape.emit(output.name, (source,), output, what=f"{form} output", saves=(saved,))
+
+
+def _gelu_new(tape: Tape, x: Value, output: Value) -> Value:
+    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3)))."""
+    name = output.name
+
+    def made(which: str, dtype: str = x.dtype) -> Value:
+        return Value(f"{name}.{which}", x.dims, dtype)
+
+    half = tape.scale(x, f"{name}.half")
+    two = tuple(tape.scratch(f"{name}.{one}", x) for one in ("square", "factor"))
+    cube = tape.emit(f"{name}.cube", (x,), made("cube"), saves=(x,), backward_scratch=two)
+    scaled = tape.scale(cube, f"{name}.scaled_cube")
+    total = tape.add(x, scaled, made("sum"))
+    inner = tape.scale(total, f"{name}.inner")
+    tanh = made("tanh")
+    tape.emit(tanh.name, (inner,), tanh, saves=(tanh,))
+    plus = tape.emit(f"{name}.plus_one", (tanh,), made("plus_one"), passes=(tanh,))
+    return tape.mul(half, plus, output, "gelu_new output")

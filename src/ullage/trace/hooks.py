@@ -1,0 +1,134 @@
+"""Where torch is watched beside its ops, for as long as a trace runs: module calls, backwards, optimizer steps, resizes.
+
+And the looks that libraries take at their tensors. A library that sees a fake tensor thinks that it is being compiled and may
+take another path than in a run: transformers builds a causal mask that a run without padding does not have, DTensor makes tensors of
+the global shape to learn about shapes. A trace takes the path of a run and does not count what a run does not make.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ullage.trace.recorder import Recorder
+
+
+@contextmanager
+def watching(recorder: Recorder) -> Iterator[None]:
+    """Tells ``recorder`` what it cannot see as ops; everything is put back at the end."""
+    with ExitStack() as stack:
+        stack.enter_context(_calls(recorder))
+        stack.enter_context(_backwards(recorder))
+        stack.enter_context(_resizes(recorder))
+        before = register_optimizer_step_pre_hook(lambda *_: recorder.mark("optimizer"))
+        stack.callback(before.remove)
+        after = register_optimizer_step_post_hook(lambda optimizer, *_: _stepped(recorder, optimizer))
+        stack.callback(after.remove)
+        if recorder.fake is not None:
+            stack.enter_context(_sharding_unseen(recorder))
+            stack.enter_context(as_in_a_run())
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """An attribute is ``new`` for a while."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+def _stepped(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    recorder.tag_states(optimizer)
+    recorder.mark("between")
+
+
+@contextmanager
+def _calls(recorder: Recorder) -> Iterator[None]:
+    call: Callable[..., Any] = nn.Module.__call__
+
+    def watched(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.enter(self, (args, kwargs))
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            recorder.leave()
+
+    with replaced(nn.Module, "__call__", watched):
+        yield
+
+
+@contextmanager
+def _backwards(recorder: Recorder) -> Iterator[None]:
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            outer = recorder.begin_backward()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                recorder.end_backward(outer)
+
+        return backward
+
+    with (
+        replaced(torch.autograd, "backward", watched(torch.autograd.backward)),
+        replaced(torch.autograd, "grad", watched(torch.autograd.grad)),
+    ):
+        yield
+
+
+@contextmanager
+def _resizes(recorder: Recorder) -> Iterator[None]:
+    resize = torch.UntypedStorage.resize_
+
+    def watched(self: torch.UntypedStorage, size: int) -> Any:
+        out = resize(self, size)
+        recorder.resized(self)
+        return out
+
+    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+@contextmanager
+def _sharding_unseen(recorder: Recorder) -> Iterator[None]:
+    """DTensor runs each op on tensors of the global shape to learn the result's; beside a FakeTensorMode it uses that very mode."""
+    if not torch.distributed.is_available():
+        yield
+        return
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.paused += 1
+        try:
+            return propagate(self, *args, **kwargs)
+        finally:
+            recorder.paused -= 1
+
+    with replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
+
+
+@contextmanager
+def as_in_a_run() -> Iterator[None]:
+    """transformers is told that no tensor is fake; values.py answers what it then asks."""
+    found = sys.modules.get("transformers.utils.import_utils")
+    if found is None or not hasattr(found, "is_fake_tensor"):
+        yield
+        return
+    with replaced(found, "is_fake_tensor", lambda _tensor: False):
+        yield

@@ -1,0 +1,308 @@
+"""Records every storage's birth and death of a run: a dispatch mode that sees each op below autograd, real or fake.
+
+A storage is followed from the op that made it to the moment when Python and C++ have both let go of it, and through every
+``resize_`` on the way (FSDP2 frees and refills its gathered parameters so). What it was for is known only at the end: a
+transient of the backward that became ``.grad`` is a gradient, a tensor of the forward that died in the backward was saved for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from ullage.memory.program import round_up
+from ullage.trace import values
+from ullage.trace.events import Allocation, Mark, Trace
+from ullage.trace.places import Places
+
+COLLECTIVES = ("c10d", "fsdp")
+"""Namespaces of ops that work in place on communication buffers (functional collectives make ordinary tensors)."""
+
+
+class Storage:
+    """What is known of one storage, over all the lives that ``resize_`` gives it."""
+
+    __slots__ = ("category", "communicates", "life", "name", "watch")
+
+    def __init__(self) -> None:
+        self.category = ""
+        self.name = ""
+        self.communicates = False
+        self.life: Life | None = None
+        self.watch: weakref.ref[Any] | None = None
+
+
+class Life:
+    """One stretch of a storage's being allocated."""
+
+    __slots__ = ("birth", "bytes", "death", "dtype", "mark", "module", "op", "recompute", "shape", "storage", "stream")
+
+    def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
+        self.storage = storage
+        self.bytes = n_bytes
+        self.birth = birth
+        self.death: int | None = None
+        self.module = self.op = self.dtype = ""
+        self.shape: tuple[int, ...] = ()
+        self.stream = self.mark = 0
+        self.recompute = 0  # the recomputation that it was born in, 0: none
+
+
+class Recorder(TorchDispatchMode):
+    """Enter it innermost. fake: the mode that runs below it, None where the tensors are real. device: whose memory is recorded."""
+
+    def __init__(self, *, fake: FakeTensorMode | None = None, device: str = "cpu") -> None:
+        super().__init__()
+        self.fake = fake
+        self.device = device
+        self.places = Places()
+        self.clock = 0
+        self.step = 0
+        self.paused = 0
+        self.marks: list[Mark] = [Mark(at=0, step=0, what="load")]
+        self.lives: list[Life] = []
+        self.storages: dict[int, Storage] = {}
+        self.streams: dict[Any, int] = {}
+        self.backwards = 0  # running, one inside the other
+        self.recomputes: list[int] = [0]  # when each recomputation ended
+
+    def mark(self, what: str) -> None:
+        """A phase begins."""
+        if (self.marks[-1].step, self.marks[-1].what) != (self.step, what):
+            self.marks.append(Mark(at=self.clock, step=self.step, what=what))
+
+    @property
+    def phase(self) -> str:
+        return self.marks[-1].what
+
+    # -- what happens
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _wrapped(types):
+            return NotImplemented  # a DTensor runs ops of its own on its inner tensors: those are recorded
+        if self.paused:
+            return func(*args, **kwargs)
+        if self.fake is None:
+            out = func(*args, **kwargs)
+        else:
+            out = values.follow(func, args, kwargs, self.fake)
+        if func.namespace in COLLECTIVES:
+            self._communicates((args, kwargs, out))
+        if isinstance(out, torch.Tensor):
+            self._see(out, func)
+        elif out is not None:
+            self._see_all(out, func)
+        return out
+
+    def _see_all(self, out: Any, func: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf, func)
+
+    def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
+        """Makes a tensor's storage known; ``func``: the op that returned it."""
+        if tensor.device.type != self.device:
+            return None
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        storage = self.storages.get(key)
+        if storage is None:
+            storage = self.storages[key] = Storage()
+            storage.watch = weakref.ref(untyped, lambda _, key=key: self._gone(key))  # type: ignore[misc]
+            self._born(storage, untyped.nbytes(), tensor, func)
+        elif func is not None and func._schema.is_mutable:
+            self._sized(storage, untyped.nbytes(), tensor, func)
+        return storage
+
+    def _born(self, storage: Storage, n_bytes: int, tensor: torch.Tensor | None, func: Any) -> None:
+        self.clock += 1
+        life = Life(storage, round_up(n_bytes), self.clock)
+        life.module = self.places.current()
+        life.op = func._schema.name.replace("::", ".") if func is not None else ""
+        life.mark = len(self.marks) - 1
+        if self.backwards and self.places.recomputing:
+            life.recompute = len(self.recomputes)
+        if tensor is not None:
+            life.dtype = str(tensor.dtype).removeprefix("torch.")
+            life.shape = tuple(tensor.shape)
+        life.stream = self._stream()
+        storage.life = life
+        self.lives.append(life)
+
+    def _gone(self, key: int) -> None:
+        storage = self.storages.pop(key, None)
+        if storage is not None:
+            self._died(storage)
+
+    def _died(self, storage: Storage) -> None:
+        if storage.life is not None:
+            self.clock += 1
+            storage.life.death = self.clock
+            storage.life = None
+
+    def _sized(self, storage: Storage, n_bytes: int, tensor: torch.Tensor | None, func: Any) -> None:
+        """A storage may have another size than before: then what it had is freed and the new size allocated."""
+        before = storage.life
+        if (before.bytes if before is not None else 0) == round_up(n_bytes):
+            return
+        if n_bytes:
+            self._born(storage, n_bytes, tensor, func)
+            if before is not None:  # the old one goes once its contents are copied
+                self.clock += 1
+                before.death = self.clock
+            elif tensor is None:
+                self._like_before(storage)
+        else:
+            self._died(storage)
+
+    def _like_before(self, storage: Storage) -> None:
+        """A refilled storage has the shape and type of its earlier life."""
+        life = storage.life
+        assert life is not None
+        earlier = next((one for one in reversed(self.lives[:-1]) if one.storage is storage), None)
+        if earlier is not None:
+            life.shape, life.dtype, life.op = earlier.shape, earlier.dtype, earlier.op
+
+    def resized(self, untyped: torch.UntypedStorage) -> None:
+        """``UntypedStorage.resize_`` was called: no op, so no dispatch."""
+        storage = self.storages.get(untyped._cdata)
+        if storage is not None:
+            self._sized(storage, untyped.nbytes(), None, None)
+
+    def _stream(self) -> int:
+        stream = torch.cpu.current_stream() if self.device == "cpu" else None
+        return self.streams.setdefault(stream, len(self.streams))
+
+    def _communicates(self, tensors: Any) -> None:
+        for leaf in tree_leaves(tensors):
+            if isinstance(leaf, torch.Tensor):
+                storage = self.storages.get(leaf.untyped_storage()._cdata)
+                if storage is not None:
+                    storage.communicates = True
+
+    # -- phases, told by hooks.py
+
+    def begin_backward(self) -> int:
+        """Returns what ``end_backward`` takes."""
+        if not self.backwards:
+            self.mark("backward")
+        self.backwards += 1
+        outer, self.places.base = self.places.base, len(self.places.stack)
+        return outer
+
+    def end_backward(self, outer: int) -> None:
+        self.backwards -= 1
+        self.places.base = outer
+        if not self.backwards:
+            self.mark("between")
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        if not self.places.stack and not self.backwards:
+            self.mark("forward")
+            for leaf in tree_leaves(args):
+                if isinstance(leaf, torch.Tensor) and leaf.grad_fn is None:
+                    self.tag(leaf, "input", "", only_new=True)
+        self.places.enter(module)
+
+    def leave(self) -> None:
+        self.places.leave()
+        if self.backwards and not self.places.recomputing:
+            self.recomputes.append(self.clock)
+
+    # -- what things are for
+
+    def tag(self, tensor: torch.Tensor | None, category: str, name: str, *, only_new: bool = False) -> None:
+        """Says what a tensor is for. only_new: unless it is known already."""
+        if tensor is None:
+            return
+        for inner in inner_tensors(tensor):
+            storage = self._see(inner)
+            if storage is not None and not (only_new and storage.category):
+                storage.category = category
+                storage.name = name
+
+    def tag_model(self, model: nn.Module) -> None:
+        for name, buffer in model.named_buffers():
+            self.tag(buffer, "buffers", name)
+        for name, param in model.named_parameters():
+            self.tag(param, "parameters", name)
+            self.places.params[id(param)] = name
+
+    def tag_gradients(self, model: nn.Module) -> None:
+        for name, param in model.named_parameters():
+            self.tag(param.grad, "gradients", name, only_new=True)
+
+    def tag_states(self, optimizer: torch.optim.Optimizer) -> None:
+        for param, state in optimizer.state.items():
+            name = self.places.params.get(id(param), "")
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self.tag(value, "optimizer", f"{name}.{key}", only_new=True)
+
+    # -- the answer
+
+    def trace(self, name: str, *, rank: int = 0, world: int = 1, notes: Iterable[str] = ()) -> Trace:
+        return Trace(
+            name=name,
+            allocations=tuple(self._allocation(life) for life in self.lives if life.bytes),
+            marks=tuple(self.marks),
+            end=self.clock + 1,
+            modules=tuple(self.places.classes.items()),
+            rank=rank,
+            world=world,
+            notes=tuple(notes),
+        )
+
+    def _allocation(self, life: Life) -> Allocation:
+        mark = self.marks[life.mark]
+        return Allocation(
+            bytes=life.bytes,
+            category=self._category(life, mark),
+            module=life.module,
+            op=life.op,
+            birth=life.birth,
+            death=life.death,
+            phase=str(mark),
+            dtype=life.dtype,
+            shape=life.shape,
+            name=life.storage.name,
+            stream=life.stream,
+        )
+
+    def _category(self, life: Life, mark: Mark) -> str:
+        storage = life.storage
+        if storage.category:
+            return storage.category
+        if storage.communicates:
+            return "communication"
+        death = self.clock if life.death is None else life.death
+        if life.recompute:
+            ends = self.recomputes[life.recompute] if life.recompute < len(self.recomputes) else self.clock
+            return "activations" if death > ends else "transient"
+        if mark.what == "load":
+            return "input" if death > next((one.at for one in self.marks if one.step), death) else "transient"
+        if mark.what != "forward":
+            return "transient"
+        backward = next((one.at for one in self.marks[life.mark :] if one.what == "backward"), None)
+        return "activations" if backward is not None and death > backward else "transient"
+
+
+def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a wrapper such as DTensor is made of; the tensor itself where it is none."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from inner_tensors(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def _wrapped(types: Iterable[type]) -> bool:
+    return any(hasattr(one, "__tensor_flatten__") and hasattr(one, "__tensor_unflatten__") for one in types)

@@ -1,0 +1,202 @@
+"""FSDP2 against a traced reference: four blocks of P = 131,072 elements, a root of P / 4, eight ranks, fp32 shards, bf16 compute.
+
+The figures were measured by tracing storage lifetimes of torch 2.13's fully_shard under its fake process group, in units of P bytes; the
+tokens were few, so activations are the fraction by which a figure may differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ullage.engines.base import Account
+from ullage.engines.fsdp2.accounting import account
+from ullage.engines.fsdp2.units import Shape
+from ullage.frozen import FrozenMap
+from ullage.hardware.catalogue import device
+from ullage.hardware.cluster import Cluster
+from ullage.job.job import Data, Engine, Job, Layout, Optimizer, Precision
+from ullage.memory.program import Sequence, locate_peak
+from ullage.memory.rank import ranks
+from ullage.model.config import ModelConfig
+from ullage.model.graph import BATCH, SEQ, STREAM, Block, Graph, Op, Param, Run, Tensor
+
+P = 131_072
+HIDDEN, FFN, BLOCKS, SHARDS = 128, 512, 4, 8
+ACTIVATIONS = 0.35  # of P bytes: what the reference's own activations and temporaries came to
+BF16_MIXED = Precision(params="fp32", compute="bf16", grads="bf16", master="fp32", reduce="fp32")
+OLD_TITAN = "2025-01-01"  # embedding and head in the root, as in the reference
+
+
+def _linear(name: str, source: str, result: Tensor, out: str, inner: str) -> Op:
+    return Op(
+        name=name,
+        kind="linear",
+        inputs=(source,),
+        outputs=(result,),
+        params=(Param(name=f"{name}.weight", dims=(out, inner)),),
+        attrs=FrozenMap(
+            {"parallel": "replicated", "group": "", "fused": False, "bias": False, "out": (out,), "in": (inner,)}
+        ),
+    )
+
+
+def reference() -> Graph:
+    ids = Tensor(name="ids", dims=(BATCH, SEQ), elements="int64")
+    x, y = Tensor(name="x", dims=STREAM), Tensor(name="y", dims=STREAM)
+    up, act = Tensor(name="up", dims=(BATCH, SEQ, "ffn")), Tensor(name="act", dims=(BATCH, SEQ, "ffn"))
+    embed = Op(
+        name="embed",
+        kind="embedding",
+        inputs=(),
+        outputs=(x,),
+        params=(Param(name="embed.weight", dims=("vocab", "hidden")),),
+        attrs=FrozenMap({"positions": False, "token_types": False}),
+    )
+    activation = Op(
+        name="act",
+        kind="activation",
+        inputs=("up",),
+        outputs=(act,),
+        attrs=FrozenMap({"act": "relu", "form": "relu", "glu": False, "bias": False}),
+    )
+    block = (_linear("w1", "x", up, "ffn", "hidden"), activation, _linear("w2", "act", y, "hidden", "ffn"))
+    logits = Tensor(name="logits", dims=(BATCH, SEQ, "vocab"))
+    loss = Tensor(name="loss", dims=(1,), elements="fp32")
+    head = (
+        _linear("lm_head", "x", logits, "vocab", "hidden"),
+        Op(name="loss", kind="loss", inputs=("logits",), outputs=(loss,), attrs=FrozenMap({"softcap": False})),
+    )
+    sizes = {"hidden": HIDDEN, "ffn": FFN, "vocab": HIDDEN, "heads": 1, "kv_heads": 1}
+    return Graph(
+        name="reference",
+        runs=(
+            Run(block=Block(name="embedding", ops=(embed,), input=ids, output=x, role="embedding")),
+            Run(block=Block(name="layer", ops=block, input=x, output=y), repeat=BLOCKS),
+            Run(block=Block(name="head", ops=head, input=x, output=loss, role="head")),
+        ),
+        sizes=FrozenMap(sizes),
+    )
+
+
+def run(
+    *,
+    reshard: object = "always",
+    precision: Precision = BF16_MIXED,
+    shard_group: int | None = None,
+    grad_accum: int = 1,
+    stack: str = "torchtitan",
+    impl: str = "fused",
+    options: dict[str, object] | None = None,
+    engine: str = "fsdp2",
+) -> Account:
+    graph = reference()
+    layout = Layout(dp=SHARDS)
+    job = Job(
+        model=ModelConfig(name="reference", keys=FrozenMap({})),
+        cluster=Cluster(device=device("H100-SXM-80GB"), gpus_per_node=8),
+        data=Data(seq_len=8, grad_accum=grad_accum),
+        layout=layout,
+        engine=Engine(
+            name=engine,  # type: ignore[arg-type]
+            zero_stage=3,
+            shard_group=shard_group,
+            options=FrozenMap({"reshard_after_forward": reshard, **(options or {})}),
+        ),
+        precision=precision,
+        stack=stack,
+        stack_version=OLD_TITAN if stack == "torchtitan" else None,
+        optimizer=Optimizer(impl=impl, state=precision.params),  # type: ignore[arg-type]
+        grad_clip=False,
+    )
+    return account(job, graph, ranks(graph, layout)[0])
+
+
+def _units(n_bytes: float) -> float:
+    return n_bytes / P
+
+
+def _without_workspace(answer: Account) -> int:
+    """Bytes of the static items that the reference has too: parameters and moments."""
+    return sum(item.bytes * count for item, count in answer.static if item.category in ("parameters", "optimizer"))
+
+
+def peak(answer: Account) -> float:
+    return _units(_without_workspace(answer) + answer.step.peak_bytes)
+
+
+def live(answer: Account) -> Counter[str]:
+    """Units of P bytes at the peak, by category."""
+    totals: Counter[str] = Counter()
+    for item, count in locate_peak(answer.program).live.items():
+        totals[item.category] += item.bytes * count
+    return Counter({category: _units(total) for category, total in totals.items()})
+
+
+def test_states_are_shards_and_two_moments() -> None:
+    step_counters = 0.04  # 512 B for each parameter: fused AdamW keeps them on the device
+    assert _units(_without_workspace(run())) == pytest.approx(2.125 + 4.25 + step_counters, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [
+        ({}, 18.31),
+        ({"reshard": "never"}, 19.88),
+        ({"reshard": 2}, 19.88),
+        ({"precision": Precision(params="fp32", compute="bf16", grads="bf16", master="fp32", reduce="bf16")}, 16.31),
+        ({"precision": Precision(params="bf16", compute="bf16", grads="bf16", master=None, reduce="bf16")}, 12.63),
+        ({"precision": Precision(params="bf16", compute="bf16", grads="bf16", master=None, reduce="fp32")}, 14.63),
+        ({"shard_group": 4}, 25.69),
+        ({"grad_accum": 2}, 19.50),
+        ({"grad_accum": 3, "stack": "transformers"}, 30.88),
+    ],
+)
+def test_peak_of_a_step(settings: dict[str, object], measured: float) -> None:
+    if settings.get("stack") == "transformers":
+        pytest.importorskip("ullage.kernels.transformers")
+    assert peak(run(**settings)) == pytest.approx(measured, abs=ACTIVATIONS)  # type: ignore[arg-type]
+
+
+def test_what_is_live_at_the_peak() -> None:
+    found = live(run())
+    assert found["communication"] == pytest.approx(4.0)  # the reduce-scatter input of the block behind
+    assert found["gathered"] == pytest.approx(0.5 + 2.0 + 2.0)  # root, this block, the next one's all-gather
+    assert found["gradients"] == pytest.approx(1.0 + 2.0 + 0.25)  # two sharded blocks, this one's, the head's
+
+
+def test_optimizer_temporaries() -> None:
+    static = _units(_without_workspace(run()))
+    step = run(impl="foreach").step
+    assert isinstance(step, Sequence)
+    optimizer = step.children[1]
+    assert static + 2.125 + _units(optimizer.peak_bytes) == pytest.approx(10.63, abs=0.05)
+    step = run(impl="for-loop").step
+    assert isinstance(step, Sequence)
+    assert _units(step.children[1].peak_bytes) == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_step_leaves_nothing_behind() -> None:
+    for settings in ({}, {"reshard": "never"}, {"reshard": 2}, {"grad_accum": 3}, {"shard_group": 2}):
+        assert run(**settings).step.delta_bytes == 0
+
+
+def test_each_parameter_is_padded_for_itself() -> None:
+    """10 x 256 over 8 ranks: two rows on every rank; 1 x 4096: a whole row on every rank."""
+    assert Shape(name="w", rows=10, columns=256, shards=8).padded == 512
+    assert Shape(name="b", rows=1, columns=4096, shards=8).padded == 4096
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [
+        ({}, 16.72),
+        ({"reshard": "never"}, 19.84),
+        ({"precision": Precision(params="fp32", compute="fp32", grads="fp32", master="fp32", reduce="fp32")}, 25.06),
+        ({"grad_accum": 2, "stack": "transformers"}, 24.34),
+    ],
+)
+def test_fsdp1(settings: dict[str, object], measured: float) -> None:
+    """One flat parameter a unit: gathered in place, its gradient joined from those of its parts, cast, reduced."""
+    assert peak(run(engine="fsdp1", **settings)) == pytest.approx(measured, abs=2 * ACTIVATIONS)  # type: ignore[arg-type]
