@@ -28,7 +28,14 @@ HIDDEN, LAYERS = 256, 8
 B = HIDDEN * HIDDEN  # elements of one linear
 P = LAYERS * B
 GLOO = 0.5
-AFTER_THE_PASSES = {"overflow check", "gradient norm", "own gradients into fp32", "gradients into fp32", "optimizer step"}
+NOWHERE = Offload()
+AFTER_THE_PASSES = {
+    "overflow check",
+    "gradient norm",
+    "own gradients into fp32",
+    "gradients into fp32",
+    "optimizer step",
+}
 
 
 def net() -> Graph:
@@ -49,7 +56,14 @@ def net() -> Graph:
         outputs=(y,),
         params=(Param(name="w.weight", dims=("hidden", "hidden")),),
         attrs=FrozenMap(
-            {"parallel": "replicated", "group": "", "fused": False, "bias": False, "out": ("hidden",), "in": ("hidden",)}
+            {
+                "parallel": "replicated",
+                "group": "",
+                "fused": False,
+                "bias": False,
+                "out": ("hidden",),
+                "in": ("hidden",),
+            }
         ),
     )
     head = Op(name="loss", kind="loss", inputs=("x",), outputs=(loss,), attrs=FrozenMap({"softcap": False}))
@@ -72,7 +86,7 @@ def make_job(
     impl: str = "foreach",
     params: str = "bf16",
     grads: str | None = None,
-    offload: Offload = Offload(),
+    offload: Offload = NOWHERE,
     **options: object,
 ) -> Job:
     reduce = str(options.get("communication_data_type", params))
@@ -155,16 +169,19 @@ RELEASED = {**AHEAD, "stage3_max_reuse_distance": 0}
         (3, SMALL, 8.5, 11.76 - GLOO, 12.5),
         (
             3,
-            {**THREE, "stage3_prefetch_bucket_size": 2 * B, "stage3_max_live_parameters": 4 * B, "stage3_max_reuse_distance": 0},
+            {
+                **THREE,
+                "stage3_prefetch_bucket_size": 2 * B,
+                "stage3_max_live_parameters": 4 * B,
+                "stage3_max_reuse_distance": 0,
+            },
             8.5,
             10.76 - GLOO,
             12.5,
         ),
     ],
 )
-def test_bytes_per_parameter(
-    stage: int, how: dict[str, object], between: float, during: float, highest: float
-) -> None:
+def test_bytes_per_parameter(stage: int, how: dict[str, object], between: float, during: float, highest: float) -> None:
     found = run(stage, **how)
     assert steady(found) == pytest.approx(between, abs=0.002)
     assert passes(found) == pytest.approx(during, rel=0.005)
@@ -199,7 +216,9 @@ def test_16_bit_masters_and_states_take_10_bytes_of_16() -> None:
     assert steady(low) * 2 == pytest.approx(10, abs=0.01)
 
 
-@pytest.mark.parametrize(("stage", "params", "bytes_per_parameter"), [(2, "none", 9.25), (3, "none", 9.0), (3, "cpu", 10.0)])
+@pytest.mark.parametrize(
+    ("stage", "params", "bytes_per_parameter"), [(2, "none", 9.25), (3, "none", 9.0), (3, "cpu", 10.0)]
+)
 def test_host_memory_under_offload(stage: int, params: str, bytes_per_parameter: float) -> None:
     """18 P / N, and twice the largest parameter in stage 2; 20 P / N with parameters offloaded (pinned blocks being powers of two here)."""
     offload = Offload(optimizer="cpu", params=params)  # type: ignore[arg-type]

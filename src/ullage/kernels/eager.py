@@ -36,6 +36,7 @@ class Tape:
         self.context = context
         self.steps: list[Step] = []
         self.module = ""
+        self.family = block.family
         self.values: dict[str, Value] = {}
         source = block.input
         self.define(Value(source.name, source.dims, source.elements or context.residual))

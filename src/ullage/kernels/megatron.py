@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
 from ullage.kernels.lowering import lower_ops, module_segments
+from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import BATCH, SEQ, Block, Op
 
@@ -19,32 +20,19 @@ FUSED = frozenset({"linear", "grouped_linear"})
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
-    steps = lower_ops(block, context, _KERNELS, fused=FUSED)
-    if not context.option("fine_grained_activation_offloading"):
-        return steps
-    modules = context.option("offload_modules")
-    return _offloaded(steps, modules if isinstance(modules, tuple) else ())
+    steps = lower_ops(_up_projections_last(block), context, _KERNELS, fused=FUSED)
+    return offloaded(steps, context) if context.option("fine_grained_activation_offloading") else steps
 
 
-OFFLOAD_MODULES = {
-    "attn_norm": "input_norm",
-    "mlp_norm": "post_attention_norm",
-    "qkv_linear": "qkv",
-    "attn_proj": "o_proj",
-    "expert_fc1": "expert_gate_up",
-}
-"""--offload-modules that are one step here, by the step's name; core_attn and moe_act are modules of their own."""
-
-
-def _offloaded(steps: tuple[Step, ...], modules: tuple[object, ...]) -> tuple[Step, ...]:
-    """--fine-grained-activation-offloading: what these modules save goes to the host (core/pipeline_parallel/
-    fine_grained_activation_offload.py)."""
-    names = {OFFLOAD_MODULES[module] for module in modules if isinstance(module, str) and module in OFFLOAD_MODULES}
-    if "qkv_linear" in modules:
-        names |= {"q_a_proj", "kv_a_proj", "q_b_proj", "kv_b_proj", "q_proj"}
-    return tuple(
-        replace(step, offloads=step.saves) if step.name in names or step.module in modules else step for step in steps
-    )
+def _up_projections_last(block: Block) -> Block:
+    """Latent attention makes both down-projections first, and recomputes both up-projections as one (multi_latent_attention.py)."""
+    places = [at for at, op in enumerate(block.ops) if op.module == "mla_up_proj"]
+    if not places:
+        return block
+    region = block.ops[places[0] : places[-1] + 1]
+    down = [op for op in region if op.module != "mla_up_proj"]
+    up = [op for op in region if op.module == "mla_up_proj"]
+    return replace(block, ops=(*block.ops[: places[0]], *down, *up, *block.ops[places[-1] + 1 :]))
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:

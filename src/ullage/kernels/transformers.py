@@ -15,8 +15,9 @@ from ullage.kernels import (
     transformers_loss,
     transformers_mlp,
     transformers_norm,
+    transformers_rope,
 )
-from ullage.kernels.eager import Tape, Value
+from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import Block, Op
 
@@ -26,7 +27,14 @@ Emit = Callable[[Tape, Op], object]
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
     tape = Tape(context, block)
+    fused: list[Op] = []
     for op in _called(block.ops):
+        if op.kind == "linear" and op.attrs["fused"]:
+            fused.append(op)
+            continue
+        if fused:
+            transformers_linear.fused(tape, tuple(fused))
+            fused = []
         kernel = KERNELS.get(op.kind)
         if kernel is None:
             raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
@@ -62,18 +70,37 @@ def buffers(context: Context) -> tuple[Buffer, ...]:
 
 def _frames(tape: Tape, block: Block, op: Op) -> None:
     """Locals of the layer's frames: a layer's input lives to its end, and the arguments of a branch to the branch's end."""
+    named = _LOCALS.get(tape.family, {})
     if op.outputs[0].name == block.output.name and block.role == "layer":
-        tape.hold(tape[block.input.name])
-    if op.name == "o_proj":
-        tape.hold(*(tape[name] for name in ("attention_in", "q_final", "k_final", "v") if name in tape.values))
-    if op.name == "down_proj":
-        tape.hold(*(tape[name] for name in ("mlp_in",) if name in tape.values))
+        _hold(tape, (block.input.name, *named.get("end", ())))
+    _hold(tape, named.get(op.name, _ARGUMENTS.get(op.name, ())))
+
+
+def _hold(tape: Tape, names: tuple[str, ...]) -> None:
+    tape.hold(*(tape[name] for name in names if name in tape.values))
+
+
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "o_proj": ("attention_in", "q_final", "k_final", "v"),
+    "down_proj": ("mlp_in",),
+}
+"""op -> what the frames that return with it name."""
+_LOCALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "o_proj": (),
+        "attention_add": ("attention_in",),
+        "down_proj": (),
+        "end": ("attention_out", "attention_out_dropped", "mlp_in"),
+    },
+    "gpt_neox": {"end": ("attention_out", "attention_out_dropped", "mlp_out", "mlp_out_dropped")},
+}
+"""Models whose layers keep other names; "end": of the whole layer."""
 
 
 def residual(tape: Tape, op: Op) -> Value:
     tape.module = ""
     left, right = (tape[name] for name in op.inputs)
-    output = tape.like(op.outputs[0], tape.context.residual)
+    output = tape.like(op.outputs[0], promote(left.dtype, right.dtype))
     return tape.add(left, right, output, "residual stream")
 
 
@@ -87,7 +114,7 @@ KERNELS: Mapping[str, Emit] = {
     "embedding": transformers_linear.embedding,
     "norm": transformers_norm.norm,
     "linear": transformers_linear.linear,
-    "rope": transformers_attention.rope,
+    "rope": transformers_rope.rope,
     "attention": transformers_attention.attention,
     "activation": transformers_mlp.activation,
     "residual": residual,

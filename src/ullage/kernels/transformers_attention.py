@@ -1,10 +1,11 @@
-"""Attention of transformers' models: rotary embedding, sdpa (flash, mem-efficient, math) and eager attention."""
+"""Attention of transformers' models: sdpa (flash, mem-efficient, math) and eager attention."""
 
 from __future__ import annotations
 
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Context
-from ullage.model.graph import BATCH, SEQ, Dim, Op
+from ullage.kernels.transformers_rope import JOINS
+from ullage.model.graph import BATCH, SEQ, Op
 
 LARGEST_GQA_HEAD = 256
 """Up to this head dimension sdpa reads few key heads for many query heads (integrations/sdpa_attention.py, use_gqa_in_sdpa)."""
@@ -12,33 +13,6 @@ MASK_ALIGNMENT = 8
 """CUDA's mem-efficient kernel wants mask columns in multiples of this (aten/src/ATen/native/transformers/attention.cpp)."""
 FLASH_ROW_BLOCK = 128
 """Flash attention rounds query rows up to this (csrc/flash_attn/flash_api.cpp, round_multiple)."""
-
-
-# -- rotary embedding
-
-
-def rope(tape: Tape, op: Op) -> None:
-    """apply_rotary_pos_emb on q and k, which the calling frame names until both are done."""
-    tape.module = "rope"
-    sources = [tape[name] for name in op.inputs]
-    raw = [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
-    for source, output in zip(raw, op.outputs, strict=True):
-        rotate(tape, source, tape.like(output, promote(source.dtype, tape.context.residual)))
-    tape.hold(*raw)
-
-
-def rotate(tape: Tape, source: Value, output: Value) -> Value:
-    """x * cos + rotate_half(x) * sin; cos and sin come in the residual stream's type."""
-    name = output.name
-    half: tuple[Dim, ...] = (*source.rows, tape.context.size(source.dims[-1]) // 2)
-    first = tape.mul_constant(source, f"{name}.cos", output.dtype)
-    left = tape.view(source, f"{name}.x1", half, copies=True)
-    right = tape.view(source, f"{name}.x2", half, copies=True)
-    negative = tape.emit(f"{name}.neg", (right,), Value(f"{name}.neg", half, source.dtype))
-    turned = Value(f"{name}.rotated", source.dims, source.dtype)
-    tape.emit(turned.name, (negative, left), turned, passes=(negative, left))
-    second = tape.mul_constant(turned, f"{name}.sin", output.dtype)
-    return tape.add(first, second, output, f"{name[0]} after rotary embedding")
 
 
 # -- attention
@@ -68,15 +42,24 @@ def _sdpa(tape: Tape, op: Op) -> Value:
         return _math(tape, op, q, k, v)
     lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
     output = tape.like(op.outputs[0], context.compute)
-    return tape.emit(
-        "attention",
+    made = Value("attention.heads_first", output.dims, output.dtype) if _heads_first(tape) else output
+    tape.emit(
+        made.name if made is not output else "attention",
         (q, k, v),
-        output,
+        made,
         what="attention output",
         beside=(*beside, lse),
-        saves=(q, k, v, output, lse.name, *mask),
+        saves=(q, k, v, made, lse.name, *mask),
         backward_scratch=_kernel_backward(tape, op),
     )
+    if made is not output:
+        tape.emit("attention", (made,), output, what="attention output, tokens first", passes=(made,))
+    return output
+
+
+def _heads_first(tape: Tape) -> bool:
+    """q came out of a concatenation, heads before tokens; the kernel's output takes its layout and is copied for the projection."""
+    return tape.family in JOINS
 
 
 def needs_mask(tape: Tape, op: Op) -> bool:
@@ -154,9 +137,11 @@ def _eager(tape: Tape, op: Op) -> Value:
     """eager_attention_forward (models/llama/modeling_llama.py): whole scores, an fp32 softmax, a copy in the compute type."""
     context = tape.context
     q, k, v = (tape[name] for name in op.inputs)
+    repeats = context.size("kv_heads") < context.size("heads")
     k, v = (_repeated(tape, one) for one in (k, v))
-    query = _autocast_bmm(tape, q, "q.matmul", copies=True)
-    key = _autocast_bmm(tape, k, "k.matmul", copies=False)
+    joined = _heads_first(tape)
+    query = _autocast_bmm(tape, q, "q.matmul", copies=not joined)
+    key = _autocast_bmm(tape, k, "k.matmul", copies=not joined and not repeats)
     dtype = context.compute
     scores = tape.emit("scores", (query, key), _scores("scores", dtype), what="attention scores", saves=(query, key))
     weights = tape.scale(scores, "scores.scaled")
@@ -165,18 +150,23 @@ def _eager(tape: Tape, op: Op) -> Value:
     mask_dtype = promote(dtype, context.residual)
     masked = Value("scores.masked", scores.dims, mask_dtype)
     tape.emit(masked.name, (weights,), masked, passes=(weights,) if mask_dtype == dtype else ())
-    wide = tape.cast(masked, "fp32", "scores.fp32")
-    probs = _scores("probs", "fp32")
+    softmax = "fp32" if context.autocast or tape.family not in _OWN_SOFTMAX else dtype
+    wide = tape.cast(masked, softmax, "scores.fp32")
+    probs = _scores("probs", softmax)
     tape.emit("probs", (wide,), probs, what="attention probabilities", saves=(probs,))
     narrow = tape.cast(probs, q.dtype, "probs.cast")
     tape.hold(masked)
     narrow = _dropout(tape, op, narrow)
     narrow = _autocast_bmm(tape, narrow, "probs.matmul", copies=False)
-    value = _autocast_bmm(tape, v, "v.matmul", copies=False)
+    value = _autocast_bmm(tape, v, "v.matmul", copies=not repeats)
     output = tape.like(op.outputs[0], dtype)
     product = Value("attention.product", output.dims, dtype)
     tape.emit(product.name, (narrow, value), product, saves=(narrow, value))
     return tape.emit("attention", (product,), output, what="attention output")
+
+
+_OWN_SOFTMAX = frozenset({"gpt2"})
+"""Models whose softmax runs in the scores' own type."""
 
 
 def _autocast_bmm(tape: Tape, value: Value, name: str, *, copies: bool) -> Value:

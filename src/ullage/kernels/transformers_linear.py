@@ -19,20 +19,27 @@ def linear(tape: Tape, op: Op) -> Value:
     return matmul(tape, op.name, source, params, output)
 
 
-def fused_linear(tape: Tape, ops: tuple[Op, ...], name: str) -> Value:
-    """Several projections as one nn.Linear; the values of the ops are views that the caller makes."""
+def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
+    """Several projections as one linear, and the views of its output that the layer code takes."""
     first = ops[0]
     tape.module = first.module
-    params: list[tuple[str, tuple[Dim, ...]]] = [(param.name, param.dims) for op in ops for param in op.params]
-    size = sum(tape.context.numel(tuple(_features(op))) for op in ops)
-    output = Value(name, (*tape[first.inputs[0]].rows, size), tape.context.compute)
-    return matmul(tape, name, tape[first.inputs[0]], params, output)
-
-
-def _features(op: Op) -> tuple[Dim, ...]:
-    out = op.attrs["out"]
-    assert isinstance(out, tuple)
-    return out
+    name = str(first.attrs["group"])
+    size = sum(tape.context.numel(op.outputs[0].dims[2:]) for op in ops)
+    inner = first.attrs["in"]
+    assert isinstance(inner, tuple)
+    params: list[tuple[str, tuple[Dim, ...]]] = [(f"{name}.weight", (size, *inner))]
+    if len(first.params) > 1:
+        params.append((f"{name}.bias", (size,)))
+    source = tape[first.inputs[0]]
+    whole = matmul(tape, name, source, params, Value(name, (*source.rows, size), tape.context.compute))
+    parts = tuple(tape.like(op.outputs[0], whole.dtype) for op in ops)
+    if tape.family == "gpt_neox":  # heads are cut into q, k and v after a transposition, whose gradient is copied back
+        whole = tape.view(whole, f"{name}.heads", copies=True)
+    if tape.family == "phi3" and name == "qkv":  # three slices
+        for part in parts:
+            tape.views(whole, (part,))
+        return
+    tape.views(whole, parts)
 
 
 def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[Dim, ...]]], output: Value) -> Value:

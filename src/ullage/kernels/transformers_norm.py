@@ -6,13 +6,15 @@ from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
 from ullage.model.graph import Op
 
+_GEMMA = frozenset({"gemma", "gemma2", "gemma3_text"})
+
 
 def norm(tape: Tape, op: Op) -> Value:
     source = tape[op.inputs[0]]
     tape.module = op.module
     if op.attrs["norm"] == "layernorm":
         return layer_norm(tape, op, source)
-    if op.attrs.get("form") == "gemma":
+    if tape.family in _GEMMA:
         return _gemma(tape, op, source)
     return _rms(tape, op, source)
 

@@ -44,6 +44,7 @@ def embedding(spec: DecoderSpec) -> Block:
         input=Tensor(name="ids", dims=(BATCH, SEQ), elements="int64"),
         output=Tensor(name="x", dims=STREAM),
         role="embedding",
+        family=spec.family,
     )
 
 

@@ -68,7 +68,8 @@ class Op:
 class Block:
     """Ops in execution order, from ``input`` to ``output``. Blocks of one kind differ in nothing but their index.
 
-    role: embedding | layer | head | any. Pipelines cut between blocks of role layer.
+    role: embedding | layer | head | any. Pipelines cut between blocks of role layer. family: config.json's model_type, where layer
+    code differs by model for the same ops.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Block:
     input: Tensor
     output: Tensor
     role: str = "layer"
+    family: str = ""
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -70,6 +70,7 @@ def head(spec: DecoderSpec) -> Block:
         input=Tensor(name="x", dims=STREAM),
         output=Tensor(name="loss", dims=(1,), elements="fp32"),
         role="head",
+        family=spec.family,
     )
 
 

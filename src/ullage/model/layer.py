@@ -22,6 +22,7 @@ def layer(spec: DecoderSpec, kind: Kind) -> Block:
         ops=layer_ops(spec, kind, source="x", result="y"),
         input=Tensor(name="x", dims=STREAM),
         output=Tensor(name="y", dims=STREAM),
+        family=spec.family,
     )
 
 

@@ -53,6 +53,7 @@ class DecoderSpec:
     head_dim: int
     ffn: int
     vocab: int
+    family: str = ""
     mlp: str = "silu"
     mlp_form: str = ""
     glu: bool = True

@@ -49,6 +49,13 @@ class Timeline:
     timed: bool = False
 
 
+class Limit(NamedTuple):
+    """A level that memory is held against, in words."""
+
+    bytes: int
+    what: str
+
+
 class Held(NamedTuple):
     """What is live at one time, equal allocations together."""
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from html import escape
 
 from ullage.memory.ledger import CATEGORIES
-from ullage.report.timeline import Held, Sample, Span, Timeline, Top, samples, top
+from ullage.report.timeline import Held, Limit, Sample, Span, Timeline, Top, samples, top
 from ullage.report.timeline_page import PAGE
 from ullage.report.words import in_gib, share
 from ullage.units import GIB, MIB
@@ -30,15 +29,7 @@ MOST_STEPS = 8  # lines of the grid
 HEADROOM = 1.06
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A horizontal line that the memory is held against."""
-
-    bytes: int
-    what: str
-
-
-def page(timeline: Timeline, *, title: str, facts: ListLike[str] = (), lines: ListLike[Line] = ()) -> str:
+def page(timeline: Timeline, *, title: str, facts: ListLike[str] = (), lines: ListLike[Limit] = ()) -> str:
     """The whole file. facts: short phrases under the title. lines: capacities, the hardest limit first."""
     highest = top(timeline)
     drawn = samples(timeline, MOST_SAMPLES)
@@ -122,7 +113,7 @@ class _Plot:
                 at = new
         return "".join((*parts, f"H{self.x(drawn[0].time)}"))
 
-    def lines(self, found: ListLike[Line]) -> Iterator[str]:
+    def lines(self, found: ListLike[Limit]) -> Iterator[str]:
         """Capacity lines; the first one's words stand above it, the others' below theirs."""
         for number, line in enumerate(found):
             at = self.y(line.bytes)

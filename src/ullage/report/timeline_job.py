@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from ullage.engines.base import Account, flag
@@ -13,7 +14,7 @@ from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Node, Sequence
 from ullage.model.build import graph as build
 from ullage.report import words
-from ullage.report.timeline import Timeline, of_program
+from ullage.report.timeline import Limit, Timeline, Top, of_program, top
 
 MOST_EVENTS = 2_000_000
 """Allocations and frees that a picture is made of at most: no viewer shows more, and a browser opens less."""
@@ -31,6 +32,10 @@ class JobTimeline:
     history: bool
     outside_bytes: int
     expandable_segments: bool
+
+    @property
+    def top(self) -> Top:
+        return top(self.timeline)
 
     @property
     def allocator_bytes(self) -> int:
@@ -72,6 +77,40 @@ def job_timeline(job: Job, *, stage: int | None = None, history: bool = False) -
         outside_bytes=sum(one.bytes for one in outside),
         expandable_segments=flag(job.engine.options, "expandable_segments", False),
     )
+
+
+def picture(found: JobTimeline, form: str) -> bytes:
+    """The file of a timeline: ``html``, ``perfetto`` or ``memory-viz``."""
+    if form == "memory-viz":
+        from ullage.report import memory_viz
+
+        return memory_viz.dumps(
+            memory_viz.snapshot(
+                found.timeline, expandable_segments=found.expandable_segments, capacity_bytes=found.allocator_bytes
+            )
+        )
+    if form == "perfetto":
+        from ullage.report import perfetto
+
+        return json.dumps(perfetto.trace(found.timeline, title=found.title), separators=(",", ":")).encode()
+    from ullage.report.timeline_html import page
+
+    assert form == "html", form
+    return page(found.timeline, title=found.title, facts=_facts(found), lines=_lines(found)).encode()
+
+
+def _facts(found: JobTimeline) -> list[str]:
+    job, stage = found.estimate.job, found.stage
+    sizes = f"reserved {words.in_gib(stage.reserved_bytes)}, device {words.in_gib(stage.device_bytes)} predicted"
+    return [*words.settings(job), sizes]
+
+
+def _lines(found: JobTimeline) -> list[Limit]:
+    device = found.estimate.job.cluster.device
+    return [
+        Limit(found.estimate.capacity_bytes, f"capacity of {device.name}"),
+        Limit(found.allocator_bytes, "left for the allocator beside context, communicators and libraries"),
+    ]
 
 
 def _chosen(answer: Estimate, stage: int | None) -> RankEstimate:

@@ -24,9 +24,11 @@ _CLASSES = "".join(
 )
 
 _STYLE = f"""
-:root{{color-scheme:light dark;--page:#fff;--ink:#1c2128;--faint:#667080;--rule:#e3e6ea;--limit:#c5221f;--b0:#e9edf2;--b1:#d9dfe7;
+:root{{color-scheme:light dark;--page:#fff;--ink:#1c2128;--faint:#667080;--rule:#e3e6ea;
+--limit:#c5221f;--b0:#e9edf2;--b1:#d9dfe7;
 {_colours(_LIGHT)}}}
-@media (prefers-color-scheme:dark){{:root{{--page:#14171c;--ink:#e6e9ee;--faint:#98a2b0;--rule:#2b313a;--limit:#ff7b72;--b0:#262c35;--b1:#323a46;
+@media (prefers-color-scheme:dark){{:root{{--page:#14171c;--ink:#e6e9ee;--faint:#98a2b0;--rule:#2b313a;
+--limit:#ff7b72;--b0:#262c35;--b1:#323a46;
 {_colours(_DARK)}}}}}
 *{{box-sizing:border-box}}
 body{{margin:0 auto;max-width:1240px;padding:24px 20px 48px;background:var(--page);color:var(--ink);font:14px/1.45 system-ui,sans-serif}}

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ullage.engines.base import Account, context_of
+from ullage.engines.base import Account, context_of, sized
 from ullage.engines.deepspeed import bf16, offload, stage0, stage3, stage12, states
-from ullage.engines.deepspeed.options import FORK_OF_2022
+from ullage.engines.deepspeed.options import FLATTENS_ON_DEVICE, FORK_OF_2022, Knobs
 from ullage.engines.deepspeed.options import knobs as read_knobs
+from ullage.engines.deepspeed.partition import Held
 from ullage.engines.deepspeed.partition import held as held_by
 from ullage.engines.deepspeed.passes import pipeline_buffers
 from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
-from ullage.memory.program import Node
+from ullage.memory.program import Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -35,14 +36,25 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     moments = wrapper.moments(job, held, knobs)
     step: Node = wrapper.step(job, graph, rank, held, knobs, replayer)
     static = [*states.beside_the_model(job), *pipeline_buffers(job, rank, context), *kept, *moments]
+    late = tuple(item for item, count in moments if count == 1)
     return Account(
         static=tuple((item, count) for item, count in static if item.bytes),
         step=step,
-        late=tuple(item for item, count in moments if count == 1),
+        late=late,
+        load=_load(job, held, knobs, [one for one in static if one[0] not in set(late)]),
         groups=_groups(job),
         eager=knobs.version <= FORK_OF_2022,
         host_bytes=offload.host_bytes(job, held, knobs),
     )
+
+
+def _load(job: Job, held: Held, knobs: Knobs, static: states.Static) -> Node | None:
+    """Modules make their parameters one by one; the flat groups replace them. Until 0.16.9 stages 1 and 2 flattened on the host."""
+    on_device = knobs.bf16_optimizer or job.engine.zero_stage == 0 or knobs.version >= FLATTENS_ON_DEVICE
+    if job.precision.params == "fp32" or job.engine.zero_stage == 3 or not on_device or not held.trainable:
+        return None
+    loose = sized("parameters", "parameters of the modules", held.trainable, job.precision.params, pieces=held.numels)
+    return Sequence([alloc(loose), *(alloc(item, count) for item, count in static if item.bytes), free(loose)], "load")
 
 
 def _checkpointed_together(job: Job) -> int:

@@ -41,9 +41,7 @@ def moments(job: Job, held: Held, knobs: Knobs) -> Static:
 
 
 def _low_precision(job: Job, held: Held) -> Item:
-    return sized(
-        "gradients", "bf16 gradients", held.trainable, job.precision.params, lives="one backward to the next"
-    )
+    return sized("gradients", "bf16 gradients", held.trainable, job.precision.params, lives="one backward to the next")
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
@@ -51,7 +49,9 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     add = GradRule(mode="add")
     drops = not knobs.keeps_lp_grads and not knobs.immediate_grad_update
 
-    cast = states.transient("fp32 copy of one bf16 gradient", max(held.numels, default=0), "fp32", "sum into the fp32 gradients")
+    cast = states.transient(
+        "fp32 copy of one bf16 gradient", max(held.numels, default=0), "fp32", "sum into the fp32 gradients"
+    )
     summed = states.pulse(cast, "sum into the fp32 gradients")
 
     def adding(elements: ListLike[Element], first: bool) -> Node:
@@ -72,7 +72,11 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     reduce: Node = Sequence([])
     if knobs.reduce != "fp32" and job.layout.dp * job.layout.cp > 1:
         whole = states.transient(
-            "gradients in the type of the all-reduce", held.trainable, knobs.reduce, "gradient reduction", why="one flat tensor"
+            "gradients in the type of the all-reduce",
+            held.trainable,
+            knobs.reduce,
+            "gradient reduction",
+            why="one flat tensor",
         )
         reduce = states.pulse(whole, "gradient reduction")
     sizes = [flat.partition for _, flat in held.flats]

@@ -51,13 +51,17 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
-    """Moments of a forward and a backward: before use t, ``fetched[t]``; after it, ``released[t]`` (numbers of elements)."""
+    """Moments of a forward and a backward: before use t, ``fetched[t]``; after it, ``released[t]`` (places of elements).
+
+    whole: whether the element of use t is held whole during it, rather than module by module.
+    """
 
     job: Job
     elements: tuple[Element, ...]
     units: tuple[_Unit, ...]
     fetched: tuple[tuple[int, ...], ...]
     released: tuple[tuple[int, ...], ...]
+    whole: tuple[bool, ...]
     prefetched_flat: int
 
     @staticmethod
@@ -67,13 +71,14 @@ class Gathers:
         total = sum(unit.numel for unit in units)
         runaway = bool(modules) and knobs.prefetch_bucket > total / modules
         uses = [*range(len(units)), *reversed(range(len(units)))]
-        fetched, released = _coordinate(units, uses, knobs, runaway)
+        fetched, released, whole = _coordinate(units, uses, knobs, runaway)
         return Gathers(
             job=job,
             elements=tuple(elements),
             units=units,
             fetched=fetched,
             released=released,
+            whole=whole,
             prefetched_flat=min(knobs.prefetch_bucket, total) if runaway else 0,
         )
 
@@ -102,27 +107,21 @@ class Gathers:
         if self.fetched[use] and self.prefetched_flat:
             flat = self._flat()
             nodes.append(Sequence([alloc(flat), free(flat)], "parameter gather"))
-        if not self._is_whole(use, at) and self.units[at].window:
+        if not self.whole[use] and self.units[at].window:
             nodes.append(alloc(self._window(use, at)))
         return nodes
 
     def _after(self, use: int, at: int) -> list[Node]:
         nodes = [free(self._item(index)) for index in self.released[use]]
-        if not self._is_whole(use, at) and self.units[at].window:
+        if not self.whole[use] and self.units[at].window:
             nodes.append(free(self._window(use, at)))
         return nodes
 
-    def _is_whole(self, use: int, at: int) -> bool:
-        live: set[int] = set()
-        for past in range(use + 1):
-            live |= set(self.fetched[past])
-            if past < use:
-                live -= set(self.released[past])
-        return at in live
-
     def _item(self, index: int) -> Item:
         unit = self.units[index]
-        return _gathered(f"gathered parameters of {unit.name}", unit.numel, self.job.precision.params, "", "fetch to release")
+        return _gathered(
+            f"gathered parameters of {unit.name}", unit.numel, self.job.precision.params, "", "fetch to release"
+        )
 
     def _window(self, use: int, index: int) -> Item:
         unit = self.units[index]
@@ -149,10 +148,12 @@ def _gathered(what: str, numel: int, dtype: str, why: str, lives: str) -> Item:
 
 def _coordinate(
     units: tuple[_Unit, ...], uses: list[int], knobs: Knobs, runaway: bool
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """(fetched, released, whole) of every use."""
     live: set[int] = set()
     fetched: list[tuple[int, ...]] = []
     released: list[tuple[int, ...]] = []
+    whole: list[bool] = []
     for use, index in enumerate(uses):
         stays = _next_use_is_near(units, uses, use, knobs.max_reuse_distance)
         wanted = [index] if index not in live and (runaway or stays) else []
@@ -166,11 +167,12 @@ def _coordinate(
                 wanted.append(ahead)
                 held += units[ahead].numel
         live |= set(wanted)
+        whole.append(index in live)
         gone = [index] if index in live and not stays else []
         live -= set(gone)
         fetched.append(tuple(one for one in wanted if units[one].numel))
         released.append(tuple(one for one in gone if units[one].numel))
-    return tuple(fetched), tuple(released)
+    return tuple(fetched), tuple(released), tuple(whole)
 
 
 def _next_use_is_near(units: tuple[_Unit, ...], uses: list[int], use: int, distance: int) -> bool:

@@ -29,7 +29,9 @@ def host_bytes(job: Job, held: Held, knobs: Knobs) -> int:
 
 
 def _owned(held: Held) -> int:
-    return max((sum(flat.own(index % flat.shards).whole for _, flat in held.flats) for index in range(_most(held))), default=0)
+    return max(
+        (sum(flat.own(index % flat.shards).whole for _, flat in held.flats) for index in range(_most(held))), default=0
+    )
 
 
 def _most(held: Held) -> int:

@@ -31,6 +31,7 @@ _CONTIGUOUS_STAGE_1 = (0, 7, 0)
 _LP_GRADS_ZEROED = (0, 9, 0)
 _OVERFLOW_BY_AMAX = (0, 17, 0)
 _STAGE_0_BF16_UNSHARDED = (0, 17, 0)
+FLATTENS_ON_DEVICE = (0, 17, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ def knobs(job: Job, graph: Graph) -> Knobs:
     states_follow = low and options.get("bf16_optimizer_states") is True
     reduce = job.precision.reduce
     if options.get("communication_data_type") is None and dtypes.bits(reduce) > dtypes.bits(job.precision.params):
-        reduce = job.precision.params  # the enabled mode's type, whatever the accumulator's (engine.py communication_data_type)
+        reduce = (
+            job.precision.params
+        )  # the enabled mode's type, whatever the accumulator's (engine.py communication_data_type)
     return Knobs(
         version=version,
         reduce_bucket=count("reduce_bucket_size", _BUCKET, width * width),

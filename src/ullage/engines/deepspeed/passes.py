@@ -97,7 +97,9 @@ class _Pipe:
         self.sliced = context.tp > 1
         self.received, self.sent_grad = boundary(stream.bytes), boundary_grad(stream.bytes)
         self.loss, self.loss_grad = boundary(4), boundary_grad(4)
-        self.copy = _held("copy of the stage's input", stream.bytes, stream.formula, "a micro-batch's forward to its gradient's send")
+        self.copy = _held(
+            "copy of the stage's input", stream.bytes, stream.formula, "a micro-batch's forward to its gradient's send"
+        )
         self.slice = _held(
             "slice of the stage's output that was sent",
             stream.bytes // context.tp,

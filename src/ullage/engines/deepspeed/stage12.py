@@ -7,7 +7,6 @@ first gradient; a bucket with slices of more than one owner is concatenated once
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ullage.engines.base import sized
@@ -15,7 +14,8 @@ from ullage.engines.deepspeed import states
 from ullage.engines.deepspeed.buckets import Buckets, plan
 from ullage.engines.deepspeed.grads import is_tied_here, whole_gradients
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held, Own, element_numels
+from ullage.engines.deepspeed.owner import Owner, owner
+from ullage.engines.deepspeed.partition import Held, element_numels
 from ullage.engines.deepspeed.passes import Passes, plain_forward, uses_pipeline_engine
 from ullage.engines.deepspeed.states import Static
 from ullage.job.job import Job
@@ -46,67 +46,6 @@ def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     return states.moments(job, knobs, states.stepped([flat.partition for _, flat in held.flats], knobs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """One data-parallel rank of a pipeline rank: what its gradients need."""
-
-    job: Job
-    graph: Graph
-    rank: Rank
-    held: Held
-    knobs: Knobs
-    replayer: Replayer
-    owns: tuple[Own, ...]
-    own: Item
-    bucket: Item
-
-    @property
-    def offloads(self) -> bool:
-        return self.job.offload.optimizer != "none"
-
-    @property
-    def accumulates_in_fp32(self) -> bool:
-        return _accumulates_in_fp32(self.job)
-
-    @property
-    def bucket_dtype(self) -> str:
-        return _bucket_dtype(self.job, self.knobs)
-
-    @property
-    def largest_slice(self) -> int:
-        return max((own.largest_slice for own in self.owns), default=0)
-
-
-def _accumulates_in_fp32(job: Job) -> bool:
-    return job.precision.grads == "fp32" and job.precision.params != "fp32"
-
-
-def _own_gradient_buffer(job: Job, held: Held, knobs: Knobs, owns: tuple[Own, ...]) -> Item:
-    """Own gradients: every parameter that the partition touches in full; the partition alone where they are summed in fp32."""
-    lives = "first reduction to the step"
-    if _accumulates_in_fp32(job):
-        return sized("gradients", "own gradients", held.partition, "fp32", lives=lives)
-    whole = sum(own.whole for own in owns)
-    why = "every parameter that touches this rank's partition, whole"
-    return sized("gradients", "own gradients", whole, knobs.grads, why=why, lives=lives)
-
-
-def _bucket_dtype(job: Job, knobs: Knobs) -> str:
-    return job.precision.params if _accumulates_in_fp32(job) else knobs.grads
-
-
-def _bucket(job: Job, knobs: Knobs) -> Item:
-    copies = 2 if knobs.overlap_comm else 1
-    return sized(
-        "communication",
-        "reduction buckets" if copies > 1 else "reduction bucket",
-        copies * knobs.reduce_bucket,
-        _bucket_dtype(job, knobs),
-        why="reduce_bucket_size, allocated whole" + (", twice with overlap_comm" if copies > 1 else ""),
-        lives="first gradient of a backward to its end",
-    )
-
-
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
     """The step of the data-parallel rank that needs most: the first, the last, or the one with the most own gradients."""
     shards = [flat.shards for _, flat in held.flats]
@@ -114,20 +53,15 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     indices = {0, most - 1, max(range(most), key=lambda index: _owned(held, index))}
     programs = []
     for index in sorted(indices):
-        owns = tuple(flat.own(index % flat.shards) for _, flat in held.flats)
-        one = _Rank(
-            job=job,
-            graph=graph,
-            rank=rank,
-            held=held,
-            knobs=knobs,
-            replayer=replayer,
-            owns=owns,
-            own=_own_gradient_buffer(job, held, knobs, owns),
-            bucket=_bucket(job, knobs),
-        )
-        programs.append(_stage_1(one) if job.engine.zero_stage == 1 and not knobs.overlap_comm else _stage_2(one))
+        one = owner(job, graph, rank, held, knobs, replayer, index)
+        programs.append(_stage_2(one) if _reduces_as_they_come(job, knobs) else _stage_1(one))
     return max(programs, key=lambda node: node.peak_bytes)
+
+
+def _reduces_as_they_come(job: Job, knobs: Knobs) -> bool:
+    """Stage 2; stage 1 too with overlap_comm, which the pipeline engine and versions before 0.7 switch off (engine.py)."""
+    overlaps = knobs.overlap_comm and knobs.stage1_buckets and not uses_pipeline_engine(job)
+    return job.engine.zero_stage == 2 or overlaps
 
 
 def _owned(held: Held, index: int) -> int:
@@ -137,7 +71,7 @@ def _owned(held: Held, index: int) -> int:
 # -- stage 2: gradients are reduced as they come
 
 
-def _stage_2(one: _Rank) -> Node:
+def _stage_2(one: Owner) -> Node:
     def backward(elements: ListLike[Element], first: bool) -> Node:
         return _reducing_backward(one, elements, first)
 
@@ -147,7 +81,7 @@ def _stage_2(one: _Rank) -> Node:
     return Sequence([passes, *_step(one, Sequence([free(one.own)]) if not one.offloads else Sequence([]))])
 
 
-def _reducing_backward(one: _Rank, elements: ListLike[Element], first: bool) -> Node:
+def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool) -> Node:
     """Blocks between the moments at which something appears: the bucket, the first full bucket, the own gradients."""
     tied = is_tied_here(one.graph, one.rank)
     numels = element_numels(one.job, one.rank, elements)
@@ -167,20 +101,20 @@ def _reducing_backward(one: _Rank, elements: ListLike[Element], first: bool) -> 
         if stop == where.flush:
             nodes.append(_flush(one, where))
         if stop == where.own:
-            nodes += [] if one.accumulates_in_fp32 and not first else _own_gradients(one)
+            nodes += [] if one.sums_in_fp32 and not first else _own_gradients(one)
     # Later micro-batches' own gradients are added to the first one's when the backward ends, unless the buffer takes them as they come.
-    accumulated = [] if first or one.accumulates_in_fp32 or one.offloads else [free(one.own)]
+    accumulated = [] if first or one.sums_in_fp32 or one.offloads else [free(one.own)]
     return Sequence([*nodes, Sequence([*accumulated, free(one.bucket)], "gradient reduction")])
 
 
-def _own_gradients(one: _Rank) -> list[Node]:
+def _own_gradients(one: Owner) -> list[Node]:
     if not one.offloads:
         return [alloc(one.own)]
     staging = states.transient("gradient on its way to the host", one.held.dense.largest, one.knobs.grads, "backward")
     return [alloc(staging), states.norm_of_one_slice(one.largest_slice, "fp64"), free(staging)]
 
 
-def _flush(one: _Rank, where: Buckets) -> Node:
+def _flush(one: Owner, where: Buckets) -> Node:
     """A full bucket's reduction, while the gradient that did not fit waits; one that no bucket takes is still there itself."""
     lives = "gradient reduction"
     params, grads = one.job.precision.params, one.bucket_dtype
@@ -188,12 +122,12 @@ def _flush(one: _Rank, where: Buckets) -> Node:
         states.transient("gradient that waits for the bucket", where.waiting, params, lives),
         states.transient("gradient larger than the bucket", where.alone, params, lives, why="reduced alone"),
     ]
-    elements = where.filled if one.accumulates_in_fp32 else where.concatenated
+    elements = where.filled if one.sums_in_fp32 else where.concatenated
     why = "slices of more than one owner, or of a sum in fp32"
     live.append(states.transient("concatenated bucket", elements, grads, lives, why=why))
     if one.knobs.reduce != grads:
         live.append(states.transient("bucket in the type of the all-reduce", where.filled, one.knobs.reduce, lives))
-    if one.accumulates_in_fp32:
+    if one.sums_in_fp32:
         live.append(states.transient("fp32 copy of one slice", one.largest_slice, "fp32", "sum in fp32"))
     held = [item for item in live if item.bytes]
     return Sequence([*(alloc(item) for item in held), *(free(item) for item in reversed(held))], "gradient reduction")
@@ -202,7 +136,7 @@ def _flush(one: _Rank, where: Buckets) -> Node:
 class _Flushing(Wrap):
     """After each block a bucket may be full."""
 
-    def __init__(self, one: _Rank, where: Buckets) -> None:
+    def __init__(self, one: Owner, where: Buckets) -> None:
         self.flush = _flush(one, where)
 
     def backward(
@@ -214,7 +148,7 @@ class _Flushing(Wrap):
 # -- stage 1: gradients stay whole until the last micro-batch
 
 
-def _stage_1(one: _Rank) -> Node:
+def _stage_1(one: Owner) -> Node:
     grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
     passes = Passes(
         job=one.job, rank=one.rank, replayer=one.replayer, forward=plain_forward(one.replayer), backward=grads.backward
@@ -231,7 +165,7 @@ def _stage_1(one: _Rank) -> Node:
     return Sequence([*nodes, grads.before, passes, Sequence([reduction], "gradient reduction"), *_step(one, after)])
 
 
-def _boundary(one: _Rank, items: tuple[tuple[Item, int], ...]) -> list[Node]:
+def _boundary(one: Owner, items: tuple[tuple[Item, int], ...]) -> list[Node]:
     """The last backward's end: gradients are copied into the bucket in model order; own ones move on into a buffer of their own."""
     nodes: list[Node] = []
     fill = 0
@@ -258,7 +192,7 @@ def _boundary(one: _Rank, items: tuple[tuple[Item, int], ...]) -> list[Node]:
     return nodes if owned else [*nodes, alloc(one.own)]
 
 
-def _flattened_reduction(one: _Rank, items: tuple[tuple[Item, int], ...]) -> list[Node]:
+def _flattened_reduction(one: Owner, items: tuple[tuple[Item, int], ...]) -> list[Node]:
     """Before 0.7 stage 1 ignored contiguous_gradients: a flattened copy for each all-reduce, own gradients stay where they are."""
     flat = states.transient(
         "flattened gradients of one all-reduce",
@@ -279,18 +213,25 @@ def _flattened_reduction(one: _Rank, items: tuple[tuple[Item, int], ...]) -> lis
 # -- the step
 
 
-def _step(one: _Rank, free_own: Node) -> list[Node]:
+def _step(one: Owner, free_own: Node) -> list[Node]:
     """Norm and overflow check on 16-bit slices; own gradients flattened, cast to fp32, then the optimizer on the flat partition."""
     sizes = [flat.partition for _, flat in one.held.flats]
     if one.offloads:
         return [Sequence([free_own], "optimizer step on the host")]
     checks = [states.overflow_check(one.largest_slice, one.knobs), states.norm_of_one_slice(one.largest_slice, "fp64")]
-    if one.accumulates_in_fp32:  # the accumulator is the optimizer's gradient
+    if one.sums_in_fp32:  # the accumulator is the optimizer's gradient
         return [*checks, states.optimizer_step(one.job, one.knobs, sizes), free_own]
     flat = states.transient("flattened own gradients", one.held.partition, one.knobs.grads, "until they are cast")
     if one.knobs.master == one.knobs.grads:
-        return [*checks, Sequence([alloc(flat), free_own]), states.optimizer_step(one.job, one.knobs, sizes), free(flat)]
-    cast = states.transient(f"{one.knobs.master} gradients of the partition", one.held.partition, one.knobs.master, "optimizer step")
+        return [
+            *checks,
+            Sequence([alloc(flat), free_own]),
+            states.optimizer_step(one.job, one.knobs, sizes),
+            free(flat),
+        ]
+    cast = states.transient(
+        f"{one.knobs.master} gradients of the partition", one.held.partition, one.knobs.master, "optimizer step"
+    )
     return [
         *checks,
         Sequence([alloc(flat), alloc(cast), free(flat), free_own], "own gradients into fp32"),

@@ -93,11 +93,20 @@ class _Stage3:
         found = []
         if small:
             why = f"each at most {self.knobs.persistence_threshold} elements"
-            found.append(sized("gathered", "persistent parameters", small, dtype, why=why, lives="between optimizer steps"))
+            found.append(
+                sized("gathered", "persistent parameters", small, dtype, why=why, lives="between optimizer steps")
+            )
         if self.knobs.hpz > 1:
             whole = self.held.trainable + self.held.frozen
             found.append(
-                sized("gathered", "secondary shards (hpZ)", whole, dtype, shards=self.knobs.hpz, lives="between optimizer steps")
+                sized(
+                    "gathered",
+                    "secondary shards (hpZ)",
+                    whole,
+                    dtype,
+                    shards=self.knobs.hpz,
+                    lives="between optimizer steps",
+                )
             )
         return found
 
@@ -118,7 +127,9 @@ class _Stage3:
 
         A single gradient that divides evenly (one larger than the bucket) is reduced in place: it is there itself instead."""
         lives = "gradient reduction"
-        waiting = states.transient("gradient that waits for the bucket", where.waiting, self.job.precision.params, lives)
+        waiting = states.transient(
+            "gradient that waits for the bucket", where.waiting, self.job.precision.params, lives
+        )
         concat = states.transient("concatenated bucket", where.filled, self.knobs.reduce, lives)
         nodes: list[Node] = [Sequence([alloc(waiting), alloc(concat), free(concat), free(waiting)])]
         if self.job.offload.optimizer != "none":

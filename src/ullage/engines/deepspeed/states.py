@@ -18,7 +18,9 @@ Static = list[tuple[Item, int]]
 def optimizer_of(job: Job, knobs: Knobs) -> Optimizer:
     """The job's optimizer with the state's type that DeepSpeed's own keys ask for."""
     own = job.optimizer
-    return own if own.state == knobs.state else Optimizer(name=own.name, impl=own.impl, state=knobs.state, paged=own.paged)
+    return (
+        own if own.state == knobs.state else Optimizer(name=own.name, impl=own.impl, state=knobs.state, paged=own.paged)
+    )
 
 
 def stepped(sizes: list[int], knobs: Knobs) -> tuple[Group, ...]:
@@ -34,9 +36,7 @@ def moments(job: Job, knobs: Knobs, groups: tuple[Group, ...]) -> Static:
 def flat_weights(job: Job, held: Held) -> Static:
     """Flat groups in the parameters' own type (the module's parameters are views), and frozen parameters whole."""
     dtype = job.precision.params
-    found = [
-        (sized("parameters", f"flat parameters ({name})", flat.padded, dtype), 1) for name, flat in held.flats
-    ]
+    found = [(sized("parameters", f"flat parameters ({name})", flat.padded, dtype), 1) for name, flat in held.flats]
     if held.frozen:
         found.append((sized("parameters", "frozen parameters", held.frozen, dtype), 1))
     return found
@@ -70,7 +70,9 @@ def transient(what: str, numel: int, dtype: str, lives: str, why: str = "") -> I
 
 def norm_of_one_slice(elements: int, dtype: str) -> Node:
     """The norm is taken in double precision, one gradient slice after another (get_norm_dtype, runtime/utils.py)."""
-    return pulse(transient("double-precision copy of a gradient slice", elements, "fp64", "gradient norm"), "gradient norm")
+    return pulse(
+        transient("double-precision copy of a gradient slice", elements, "fp64", "gradient norm"), "gradient norm"
+    )
 
 
 def overflow_check(elements: int, knobs: Knobs) -> Node:

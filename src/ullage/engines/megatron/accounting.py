@@ -12,10 +12,12 @@ from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
 from ullage.engines.megatron.states import load, shards, states
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
+from ullage.kernels import stacks
+from ullage.kernels.megatron_offload import one_layer_bytes
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Replayer, Wrap
-from ullage.memory.program import Node, Sequence, alloc, free
+from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
 from ullage.memory.rank import Rank
 from ullage.model.graph import STREAM, Graph
 
@@ -89,7 +91,25 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
         # schedules.py names the gradient that it sent until the next backward has made its own
         held = boundary_grad(stream.bytes)
         passes = Sequence([alloc(held), passes, free(held)])
-    return Sequence([passes, _optimizer(job, rank)])
+    ahead = _fetched_ahead(replayer, rank)
+    return Sequence([*(alloc(item) for item in ahead), passes, *(free(item) for item in ahead), _optimizer(job, rank)])
+
+
+def _fetched_ahead(replayer: Replayer, rank: Rank) -> list[Item]:
+    """With fine-grained offloading one layer's tensors are on the device ahead of its backward; the last layer's never leave."""
+    if not replayer.context.option("fine_grained_activation_offloading"):
+        return []
+    blocks = {run.block for part in rank.chunks for run in part.runs if run.block.role == "layer"}
+    largest = max((one_layer_bytes(stacks.lower(block, replayer.context)) for block in blocks), default=0)
+    return [
+        Item(
+            category="activations",
+            what="offloaded activations of one layer, fetched ahead",
+            bytes=round_up(largest),
+            formula="the offload margin of core/pipeline_parallel/fine_grained_activation_offload.py: one layer's groups",
+            lives="from one layer's backward to the next",
+        )
+    ]
 
 
 def _optimizer(job: Job, rank: Rank) -> Node:
