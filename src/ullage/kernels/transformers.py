@@ -14,6 +14,7 @@ from ullage.kernels import (
     transformers_linear,
     transformers_loss,
     transformers_mlp,
+    transformers_moe,
     transformers_norm,
     transformers_rope,
 )
@@ -27,20 +28,35 @@ Emit = Callable[[Tape, Op], object]
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
     tape = Tape(context, block)
-    fused: list[Op] = []
+    waiting: list[Op] = []
     for op in _called(block.ops):
-        if op.kind == "linear" and op.attrs["fused"]:
-            fused.append(op)
+        joins = _joins(op)
+        if waiting and joins != _joins(waiting[0]):
+            _together(tape, tuple(waiting))
+            waiting = []
+        if joins:
+            waiting.append(op)
             continue
-        if fused:
-            transformers_linear.fused(tape, tuple(fused))
-            fused = []
         kernel = KERNELS.get(op.kind)
         if kernel is None:
             raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
         kernel(tape, op)
         _frames(tape, block, op)
     return tuple(tape.steps)
+
+
+def _joins(op: Op) -> str:
+    """The group of an op that is one call together with its neighbours; "" for an op by itself."""
+    if op.kind == "grouped_linear" or (op.kind == "linear" and op.attrs["fused"]):
+        return str(op.attrs["group"] or op.name)
+    return ""
+
+
+def _together(tape: Tape, ops: tuple[Op, ...]) -> None:
+    if ops[0].kind == "grouped_linear":
+        transformers_moe.grouped(tape, ops)
+    else:
+        transformers_linear.fused(tape, ops)
 
 
 def _called(ops: tuple[Op, ...]) -> Iterator[Op]:
@@ -120,4 +136,8 @@ KERNELS: Mapping[str, Emit] = {
     "residual": residual,
     "dropout": dropout,
     "loss": transformers_loss.loss,
+    "router": transformers_moe.router,
+    "dispatch": transformers_moe.dispatch,
+    "combine": transformers_moe.combine,
+    "shared_gate": transformers_moe.shared_gate,
 }

@@ -37,7 +37,8 @@ class Rule(NamedTuple):
         )
 
 
-# Files and functions of torch 2.6 to 2.13, deepspeed 0.15 to 0.18 and megatron-core 0.12 to 0.15.
+# Files and functions of torch 2.13, deepspeed 0.18.2 and megatron-core; deepspeed's ZeRO-3 makes buckets and gradients in one function,
+# which therefore is in no rule.
 RULES = (
     Rule("optimizer", "torch/optim/", ("_init_group",)),
     Rule("transient", "torch/optim/"),
@@ -54,8 +55,8 @@ RULES = (
     Rule("parameters", "deepspeed/runtime/zero/partition_parameters.py"),
     Rule("gathered", "deepspeed/runtime/zero/partitioned_param_coordinator.py"),
     Rule("optimizer", "deepspeed/runtime/zero/", ("initialize_optimizer_states", "_create_fp32_partitions")),
-    Rule("communication", "deepspeed/runtime/zero/", ("setup_buckets", "allreduce_bucket", "reduce_ipg_grads")),
-    Rule("gradients", "deepspeed/runtime/zero/", ("get_flat_partition", "get_data_parallel_partitions")),
+    Rule("communication", "deepspeed/runtime/zero/", ("allreduce_bucket", "backward_prologue", "reduce_gradients")),
+    Rule("gradients", "deepspeed/runtime/zero/", ("get_flat_partition", "get_all_grad_tensors", "copy_grads_in_partition")),
     Rule("optimizer", "deepspeed/ops/adam/"),
     Rule("gradients", "megatron/core/distributed/param_and_grad_buffer.py"),
     Rule("optimizer", "megatron/core/optimizer/"),

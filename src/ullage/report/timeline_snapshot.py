@@ -16,7 +16,7 @@ from ullage.report import words
 from ullage.report.console import heading
 from ullage.report.words import error, in_gib, share
 
-MOST_BLOCKS = 12
+MOST_HOLDERS = 12
 
 
 def snapshot_report(summary: Summary) -> Iterator[RenderableType]:
@@ -98,12 +98,19 @@ def _head(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _blocks(summary: Summary) -> Iterator[RenderableType]:
-    yield heading("Largest blocks", words.plural(min(MOST_BLOCKS, len(summary.held)), "block"))
+    """The largest holders, blocks of one name together."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for one in summary.held:
+        sizes.setdefault((one.category, one.what), []).append(one.bytes)
+    largest = sorted(sizes.items(), key=lambda pair: -sum(pair[1]))
+    yield heading("Largest holders", f"{min(MOST_HOLDERS, len(largest))} of {len(largest):,}")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for justify in ("right", "left", "left"):
-        table.add_column(justify="right" if justify == "right" else "left")
-    for one in summary.held[:MOST_BLOCKS]:
-        table.add_row(Text(in_gib(one.bytes)), Text(one.category), Text(one.what, style="dim"))
+    for number in range(4):
+        table.add_column(justify="left" if number > 1 else "right", no_wrap=number < 3)
+    for (category, what), found in largest[:MOST_HOLDERS]:
+        table.add_row(
+            Text(in_gib(sum(found))), Text(words.plural(len(found), "block")), Text(category), Text(what, style="dim")
+        )
     yield Padding(table, (0, 0, 0, 2), expand=False)
 
 

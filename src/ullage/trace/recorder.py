@@ -188,7 +188,19 @@ class Recorder(TorchDispatchMode):
                 if storage is not None:
                     storage.communicates = True
 
-    # -- phases, told by hooks.py
+    # -- phases, told by run.py and hooks.py
+
+    def begin(self, model: nn.Module, optimizer: Any) -> None:
+        """The model is built: what it and its optimizer hold is known by name."""
+        self.places.learn(model)
+        self.tag_model(model)
+        self.device = next((param.device.type for param in model.parameters()), self.device)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self.tag_states(optimizer)
+
+    def begin_step(self, number: int) -> None:
+        self.step = number
+        self.mark("forward")
 
     def begin_backward(self) -> int:
         """Returns what ``end_backward`` takes."""
@@ -299,7 +311,9 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors that a wrapper such as DTensor is made of; the tensor itself where it is none."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from inner_tensors(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh too
+                yield from inner_tensors(inner)
     else:
         yield tensor
 

@@ -1,0 +1,193 @@
+"""Mixtures of experts in transformers 5.x: a router, and all experts in two grouped matmuls (integrations/moe.py).
+
+Weights of all experts are one parameter each. Grouped matmuls know no autocast: they run in the weights' type. Versions before 5.0 loop
+over the experts instead; what they save is close to this and is modelled by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ullage.kernels.eager import Tape, Value, promote
+from ullage.kernels.step import Buffer, Step, WeightGrad
+from ullage.kernels.transformers_linear import matmul
+from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
+
+_TOKENS: tuple[Dim, ...] = (BATCH, SEQ_SP)
+_FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3"})
+"""Models whose router computes in fp32 from the stream on."""
+
+
+def flat(tape: Tape, source: Value) -> Value:
+    """The stream as rows: (tokens, hidden)."""
+    name = f"{source.name}.rows"
+    if name in tape.values:
+        return tape[name]
+    return tape.view(source, name)
+
+
+def router(tape: Tape, op: Op) -> Value:
+    """Scores of every expert, their softmax, the best k and what makes them sum to one."""
+    tape.module = op.module
+    source = flat(tape, tape[op.inputs[0]])
+    if tape.family in _FP32_ROUTERS:
+        return _fp32_router(tape, op, source)
+    param = op.params[0]
+    logits = matmul(tape, "router.logits", source, [(param.name, param.dims)], Value("router.logits", (*_TOKENS, "router"), tape.context.compute))
+    tape.steps[-1] = replace(tape.steps[-1], view_grads=())  # rows, not sequences: the gradient is no view
+    wide = tape.cast(logits, "fp32", "router.fp32")
+    probs = Value("router.probs", wide.dims, "fp32")
+    tape.emit(probs.name, (wide,), probs, what="routing probabilities", saves=(probs,))
+    best = _top_k(tape, probs)
+    dtype = "fp32" if tape.family == "mixtral" else logits.dtype
+    scores = Value("scores", best.dims, dtype)
+    if tape.family == "qwen2_moe":
+        tape.cast(best, dtype, scores.name)
+    else:
+        normalised = _sum_to_one(tape, best, scores.name if dtype == "fp32" else "router.best_normalised")
+        tape.cast(normalised, dtype, scores.name)
+    tape.define(scores)
+    tape.hold(best)
+    return scores
+
+
+def _top_k(tape: Tape, probs: Value) -> Value:
+    best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
+    indices = tape.context.buffer("router.indices", best.dims, "int64", "experts of each token")
+    tape.emit(best.name, (probs,), best, what="best routing probabilities", beside=(indices,), saves=(indices.name,))
+    return best
+
+
+def _sum_to_one(tape: Tape, best: Value, name: str) -> Value:
+    """best /= best.sum(): in place, so that autograd keeps a copy of what it overwrites."""
+    total = tape.emit("router.sum", (best,), Value("router.sum", (*_TOKENS, 1), "fp32"))
+    kept = tape.context.buffer("router.best_kept", best.dims, "fp32", "routing probabilities before they are normalised")
+    out = Value(name, best.dims, best.dtype)
+    quotient = tuple(tape.scratch(f"router.quotient{at}", best) for at in range(3))
+    tape.steps.append(
+        Step(
+            name=name,
+            reads=(best.name, total.name),
+            writes=(kept,),
+            aliases=((tape.buffer(out), best.name),),
+            saves=(kept.name, total.name),
+            backward_scratch=quotient,
+            module=tape.module,
+        )
+    )
+    return tape.define(out)
+
+
+def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
+    """DeepSeek: the stream and the weight in fp32, scores by sigmoid (or softmax), choice by groups without gradients."""
+    context = tape.context
+    param = op.params[0]
+    wide = tape.cast(source, "fp32", "router.input")
+    weight: WeightGrad = context.weight(param.name, param.dims, "fp32", fusable=True)
+    logits = Value("router.logits", (*_TOKENS, "router"), "fp32")
+    tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,))
+    probs = Value("router.probs", logits.dims, "fp32")
+    tape.emit(probs.name, (logits,), probs, what="routing scores", saves=(probs,))
+    indices = context.buffer("router.indices", (*_TOKENS, "top_k"), "int64", "experts of each token")
+    best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
+    choice = tuple(tape.scratch(f"router.choice{at}", probs) for at in range(2))
+    tape.emit(best.name, (probs,), best, what="scores of the chosen experts", beside=(indices,), saves=(indices.name,), scratch=choice)
+    normalised = _sum_to_one(tape, best, "router.best_normalised")
+    return tape.scale(normalised, "scores")
+
+
+def dispatch(tape: Tape, op: Op) -> Value:
+    """Tokens sorted by expert: a copy of each row for each of its experts, and the weights in the same order."""
+    tape.module = op.module
+    source, scores = flat(tape, tape[op.inputs[0]]), tape[op.inputs[1]]
+    slots: tuple[Dim, ...] = (ROUTED,)
+    context = tape.context
+    order = [context.buffer(f"dispatch.{name}", slots, "int64", f"dispatch: {name}") for name in ("expert_ids", "permutation")]
+    tape.emit("dispatch.sort", (), None, beside=tuple(order))
+    tokens = context.buffer("dispatch.tokens", slots, "int64", "dispatch: token of each slot")
+    rows = Value(op.outputs[0].name, op.outputs[0].dims, source.dtype)
+    tape.emit(rows.name, (source,), rows, what="tokens sorted by expert", beside=(tokens,), saves=(tokens.name,))
+    weights = Value("dispatch.weights", slots, scores.dtype)
+    tape.emit(weights.name, (scores,), weights, saves=(order[1].name,))
+    made = [context.buffer("dispatch.histogram", slots, "fp32", "dispatch: expert ids as numbers")] if context.device == "cpu" else []
+    counts = context.buffer("dispatch.counts", ("experts",), "fp32", "dispatch: tokens of each expert")
+    offsets = context.buffer("dispatch.offsets", ("experts",), "int32", "dispatch: where each expert's tokens end")
+    tape.emit("dispatch.offsets.made", (), None, beside=(*made, counts, offsets))
+    _keep_named(tape, order, made, counts, offsets)
+    return rows
+
+
+def _keep_named(tape: Tape, order: list[Buffer], made: list[Buffer], counts: Buffer, offsets: Buffer) -> None:
+    """What the experts' frame names to its end; combine holds it."""
+    for buffer in (*order, *made, counts, offsets):
+        tape.define(Value(buffer.name, (), "int64"))
+
+
+def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
+    """One grouped matmul over all experts: saves its rows and the offsets; gate and up are one."""
+    first = ops[0]
+    tape.module = first.module
+    source = tape.cast(tape[first.inputs[0]], tape.weight_dtype, f"{first.name}.input")
+    name = str(first.attrs["group"] or first.name)
+    inner = first.params[0].dims[-1]
+    width = sum(tape.context.size(op.params[0].dims[1]) for op in ops)
+    weight = tape.context.weight(f"{name}.weight", ("experts", width, inner), tape.weight_dtype, fusable=True)
+    single = len(ops) == 1
+    output = Value(first.outputs[0].name if single else name, (ROUTED, width), tape.weight_dtype)
+    offsets = ("dispatch.offsets",) if "dispatch.offsets" in tape.values else ()
+    tape.emit(name if single else f"{name}.mm", (source,), output, what=f"{name} output", saves=(source, *offsets), weights=(weight,))
+    if not single:
+        tape.views(output, tuple(replace_dims(op, output) for op in ops))
+    return output
+
+
+def replace_dims(op: Op, whole: Value) -> Value:
+    return Value(op.outputs[0].name, op.outputs[0].dims, whole.dtype)
+
+
+def combine(tape: Tape, op: Op) -> Value:
+    """Each expert's rows times their weights, back in the tokens' order, summed over a token's experts, in the stream's type."""
+    tape.module = op.module
+    rows, source = tape[op.inputs[0]], tape["dispatch.weights"]
+    dtype = promote(rows.dtype, source.dtype)
+    weighted = Value("combine.weighted", rows.dims, dtype)
+    both = [tape.scratch("combine.product", rows, dtype)]
+    if dtype != rows.dtype:
+        both.append(tape.scratch("combine.rows_grad", rows, dtype))
+    tape.emit(weighted.name, (rows, source), weighted, what="experts' output, weighted", saves=(rows, source), backward_scratch=tuple(both))
+    inverse = tape.context.buffer("combine.inverse", (ROUTED,), "int64", "combine: inverse permutation")
+    numbers = tape.context.buffer("combine.numbers", (ROUTED,), "int64", "combine: numbers of the slots")
+    tape.emit("combine.invert", (), None, beside=(inverse,), scratch=(numbers,))
+    ordered = Value("combine.ordered", rows.dims, dtype)
+    tape.emit(ordered.name, (weighted,), ordered, what="experts' output in the tokens' order", saves=(inverse.name,))
+    tape.define(Value(inverse.name, (), "int64"))
+    tape.hold(tape[inverse.name])
+    total = Value("combine.sum", op.outputs[0].dims, dtype)
+    output = tape.like(op.outputs[0], tape["attention_in"].dtype if "attention_in" in tape.values else tape.context.residual)
+    final = total if dtype != output.dtype else output
+    tape.emit(final.name, (ordered,), final, what="combined output of the experts")
+    if final is not output:
+        tape.cast(final, output.dtype, output.name)
+    names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
+    tape.hold(ordered, final, *(tape[name] for name in names if name in tape.values))
+    _hold_router(tape)
+    return tape.define(output)
+
+
+def _hold_router(tape: Tape) -> None:
+    for name in ("router.logits", "router.best", "scores"):
+        if name in tape.values:
+            tape.hold(tape[name])
+
+
+def shared_gate(tape: Tape, op: Op) -> Value:
+    """sigmoid(gate(x)) * shared expert's output (models/qwen2_moe/modeling_qwen2_moe.py)."""
+    tape.module = op.module
+    source, shared = (tape[name] for name in op.inputs)
+    param = op.params[0]
+    raw = matmul(tape, "shared_gate.logit", source, [(param.name, param.dims)], Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute))
+    gate = Value("shared_gate.sigmoid", raw.dims, raw.dtype)
+    tape.emit(gate.name, (raw,), gate, saves=(gate,))
+    output = tape.like(op.outputs[0], shared.dtype)
+    product = (tape.scratch("shared_gate.product", shared),)
+    return tape.emit(op.name, (gate, shared), output, saves=(gate, shared), backward_scratch=product)

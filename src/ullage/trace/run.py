@@ -1,0 +1,195 @@
+"""Runs two steps of any module on fake tensors, as one rank of a world of any size, and returns what they allocated."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ullage.errors import InvalidInput
+from ullage.trace.events import Trace
+from ullage.trace.failures import told
+from ullage.trace.guard import guarded
+from ullage.trace.hooks import watching
+from ullage.trace.recorder import Recorder
+
+Factory = Callable[[], tuple[nn.Module, Any, Callable[[], object]]]
+"""Returns a model, its optimizer (None: there is none) and a function that runs one whole step, from forward to zero_grad."""
+
+STEPS = 2
+"""The second is the steady one: optimizer states exist from its start."""
+
+_SHAPE = "(model, optimizer or None, a function that runs one step)"
+
+
+def trace(factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1) -> Trace:
+    """The allocations of ``steps`` steps of what ``factory`` returns, run on fake tensors as one rank of ``world``.
+
+    Raises Unsupported where the code asks for values or has an op that fake tensors do not know, InvalidInput where it fails.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = Recorder(fake=mode)
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(_process_group(rank, world))
+        stack.enter_context(mode)
+        stack.enter_context(recorder)
+        stack.enter_context(watching(recorder))
+        return record(recorder, factory, name=name, steps=steps, rank=rank, world=world)
+
+
+def record(recorder: Recorder, factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1) -> Trace:
+    """Runs a factory and its steps under a recorder that is entered and watching: fake, or real to hold a fake one against."""
+    with told("factory"), guarded("factory"):
+        made: Any = factory()
+    model, optimizer, step = _checked(made)
+    recorder.begin(model, optimizer)
+    for number in range(1, steps + 1):
+        recorder.begin_step(number)
+        with told("step"), guarded("step"):
+            step()
+        recorder.tag_gradients(model)
+    return recorder.trace(name or type(model).__name__, rank=rank, world=world)
+
+
+def _checked(made: Any) -> tuple[nn.Module, Any, Callable[[], object]]:
+    if not isinstance(made, tuple | list) or len(made) != 3:
+        raise InvalidInput(f"returned {_shown(made)}", key="factory", allowed=_SHAPE)
+    model, optimizer, step = made
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"returned {_shown(model)} as the model", key="factory", allowed="a torch.nn.Module")
+    if not callable(step):
+        raise InvalidInput(f"returned {_shown(step)} as the step", key="factory", allowed="a function without arguments")
+    return model, optimizer, step
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    return f"a {type(value).__name__}"
+
+
+# -- a factory by name
+
+
+def factory_named(spec: str) -> Factory:
+    """The function that ``module:function`` or ``file.py:function`` names; its module is imported, guarded."""
+    place, _, attribute = spec.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise InvalidInput("names no factory", key="factory", value=spec[:80], allowed="module:function or file.py:function")
+    with told("import"), guarded("import"):
+        module = _imported(place)
+    found = getattr(module, attribute, None)
+    if found is None:
+        known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        raise InvalidInput(
+            f"{place} has no {attribute}", key="factory", value=spec[:80], allowed=", ".join(known[:8]) or "it has no functions"
+        )
+    if not callable(found):
+        raise InvalidInput("is no function", key="factory", value=spec[:80])
+    factory: Factory = found
+    return factory
+
+
+def _imported(place: str) -> Any:
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise InvalidInput("there is no such file", key="factory", value=place[:80])
+        known = sys.modules.get(path.stem)
+        if known is not None and os.path.realpath(getattr(known, "__file__", None) or "") == os.path.realpath(path):
+            return known
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        with _on_path(str(path.parent.resolve())):
+            spec.loader.exec_module(module)
+        return module
+    with _on_path(os.getcwd()):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+                raise InvalidInput(
+                    "there is no such module", key="factory", value=place[:80], remedy="run in its folder, or name its file"
+                ) from None
+            raise
+
+
+@contextmanager
+def _on_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+# -- surroundings
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log an error's stack before they raise it; garbage is collected now, not at a moment of its own choice."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _process_group(rank: int, world: int) -> Iterator[None]:
+    """torch's fake process group: collectives return at once and do nothing, one rank stands for all."""
+    if world == 1:
+        yield
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from ullage.trace.hooks import replaced
+
+    if not 0 <= rank < world:
+        raise InvalidInput("is no rank of it", key="rank", value=rank, allowed=f"0 to {world - 1}")
+    surroundings = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    before = {key: os.environ.get(key) for key in surroundings}
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    os.environ.update(surroundings)
+    try:
+        with replaced(dist, "init_process_group", lambda *_, **__: None):  # a script's own call finds it done
+            yield
+    finally:
+        dist.destroy_process_group()
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def real(factory: Factory, *, name: str = "", steps: int = STEPS) -> Trace:
+    """The same record of a real run on this machine: what a trace is held against. Runs the code for real."""
+    recorder = Recorder()
+    with _quiet(), recorder, watching(recorder):
+        torch.manual_seed(0)
+        return record(recorder, factory, name=name, steps=steps)
