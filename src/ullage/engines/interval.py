@@ -33,6 +33,7 @@ EVIDENCE = {
     "routing": "dropless experts receive as many tokens as the router sends; the estimate takes balanced routing",
     "lengths": "sequences of varying length fragment the allocator",
     "option": "an option that matters and is not modelled",
+    "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node, and nine in ten of 81 lie within 18 %",
     "fragmentation": "what is reserved and unused follows the order of every small allocation; of 63 pipelines read by nvidia-smi "
     "nine in ten lie within this share of the simulated waste (bigscience's tables, 2022)",
 }
@@ -45,6 +46,8 @@ def doubts(job: Job, account: Account) -> tuple[Doubt, ...]:
         found.append(Doubt(what="compile", below=0.10, above=0.06))
     if _dropless(job):
         found.append(Doubt(what="routing", below=0.05, above=0.10))
+    if job.engine.name == "deepspeed" and job.stack == "megatron":
+        found.append(Doubt(what="fork", below=0.12, above=0.14))
     if job.data.seq_len_mean is not None:
         found.append(Doubt(what="lengths", below=0.05, above=0.10))
     unmodelled = sum("not modelled" in warning for warning in (*job.warnings, *account.warnings))

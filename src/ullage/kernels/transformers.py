@@ -99,6 +99,7 @@ def _hold(tape: Tape, names: tuple[str, ...]) -> None:
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "o_proj": ("attention_in", "q_final", "k_final", "v"),
     "down_proj": ("mlp_in",),
+    "combine": ("mlp_in",),
 }
 """op -> what the frames that return with it name."""
 _LOCALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {

@@ -33,7 +33,8 @@ def router(tape: Tape, op: Op) -> Value:
     if tape.family in _FP32_ROUTERS:
         return _fp32_router(tape, op, source)
     param = op.params[0]
-    logits = matmul(tape, "router.logits", source, [(param.name, param.dims)], Value("router.logits", (*_TOKENS, "router"), tape.context.compute))
+    logits = Value("router.logits", (*_TOKENS, "router"), tape.context.compute)
+    matmul(tape, logits.name, source, [(param.name, param.dims)], logits)
     tape.steps[-1] = replace(tape.steps[-1], view_grads=())  # rows, not sequences: the gradient is no view
     wide = tape.cast(logits, "fp32", "router.fp32")
     probs = Value("router.probs", wide.dims, "fp32")
@@ -175,7 +176,7 @@ def combine(tape: Tape, op: Op) -> Value:
 
 
 def _hold_router(tape: Tape) -> None:
-    for name in ("router.logits", "router.best", "scores"):
+    for name in ("router.logits", "scores"):
         if name in tape.values:
             tape.hold(tape[name])
 
@@ -185,7 +186,8 @@ def shared_gate(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     source, shared = (tape[name] for name in op.inputs)
     param = op.params[0]
-    raw = matmul(tape, "shared_gate.logit", source, [(param.name, param.dims)], Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute))
+    raw = Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute)
+    matmul(tape, raw.name, source, [(param.name, param.dims)], raw)
     gate = Value("shared_gate.sigmoid", raw.dims, raw.dtype)
     tape.emit(gate.name, (raw,), gate, saves=(gate,))
     output = tape.like(op.outputs[0], shared.dtype)

@@ -196,19 +196,25 @@ class BlockReplay:
 
     # -- forward
 
-    def _last_reads(self, indices: range, exposes_output: bool) -> dict[str, int]:
+    def _last_reads(self, indices: range, exposes_output: bool, beyond: int) -> dict[str, int]:
         last: dict[str, int] = {}
         for index in indices:
             step = self.steps[index]
             for name in (*step.reads, *step.holds, *step.made):
                 last[name] = index
+        for step in self.steps[indices.stop : beyond]:  # not run again; what its frames name lives to where they end
+            for name in (*step.reads, *step.holds):
+                if name in last:
+                    last[name] = indices.stop - 1
         if exposes_output:
             last.pop(self.output, None)
         return last
 
     def _forward(self, indices: range, again: int | None = None, unmade: int | None = None) -> None:
         """Runs steps forward; ``again``: number of the segment that is recomputed; ``unmade``: the step that only saves its inputs."""
-        last = self._last_reads(indices, exposes_output=again is None)
+        last = self._last_reads(
+            indices, exposes_output=again is None, beyond=indices.stop if again is None else self.segments[again].stop
+        )
         if again is not None and self.segments[again].reentrant:
             for name in self._outputs(self.segments[again]):
                 last.pop(name, None)

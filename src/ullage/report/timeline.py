@@ -247,10 +247,11 @@ class _Walk:
     def _scope_name(self, scope: tuple[str, int], frame: _Frame) -> str:
         kind, chunk = scope
         name = "forward" if kind == "F" else "backward"
+        key = f"{name} {chunk}"
+        frame.seen[key] = frame.seen.get(key, 0) + 1
+        self._micro_batch = f"micro-batch {frame.seen[key]}"
         if len(self._chunks) > 1:
-            name = f"{name} of chunk {chunk}"
-        frame.seen[name] = frame.seen.get(name, 0) + 1
-        self._micro_batch = f"micro-batch {frame.seen[name]}"
+            self._micro_batch += f" of chunk {chunk}"
         self._names = []
         return f"{name}, {self._micro_batch}"
 

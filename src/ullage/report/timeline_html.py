@@ -23,6 +23,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 1180, 26, 426
 """The plot's edges."""
 BAND_TOP, BAND_HEIGHT, BANDS = 436, 20, 2
 """Moments stand below the plot, one band for each of the outermost depths."""
+KINDS = ("forward", "backward")  # moments with a shade of their own
 NARROWEST = 0.4  # a moment narrower than this is not drawn
 LETTER = 6.4  # width of a letter in a band
 MOST_STEPS = 8  # lines of the grid
@@ -130,15 +131,18 @@ class _Plot:
         yield f'<text class="note strong" x="{at + shift}" y="{level - 7}" text-anchor="{side}">{words}</text>'
 
     def bands(self, spans: ListLike[Span]) -> Iterator[str]:
-        for number, span in enumerate(one for one in spans if one.depth < BANDS):
+        for span in spans:
+            if span.depth >= BANDS:
+                continue
             start = self.x(span.start)
             width = round(self.x(span.end) - start, 2)
             if width < NARROWEST:
                 continue
             at = BAND_TOP + span.depth * BAND_HEIGHT
             name = escape(span.name)
+            kind = span.name.partition(" ")[0].rstrip(",")
             yield (
-                f'<rect class="band b{number % 2}" x="{start}" y="{at}" width="{width}" height="{BAND_HEIGHT - 2}">'
+                f'<rect class="band {kind if kind in KINDS else "other"}" x="{start}" y="{at}" width="{width}" height="{BAND_HEIGHT - 2}">'
                 f"<title>{name}</title></rect>"
             )
             short = span.name.partition(",")[0]

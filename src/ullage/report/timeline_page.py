@@ -25,10 +25,10 @@ _CLASSES = "".join(
 
 _STYLE = f"""
 :root{{color-scheme:light dark;--page:#fff;--ink:#1c2128;--faint:#667080;--rule:#e3e6ea;
---limit:#c5221f;--b0:#e9edf2;--b1:#d9dfe7;
+--limit:#c5221f;--forward:#dbe9dd;--backward:#e6dcef;--other:#e6e9ee;
 {_colours(_LIGHT)}}}
 @media (prefers-color-scheme:dark){{:root{{--page:#14171c;--ink:#e6e9ee;--faint:#98a2b0;--rule:#2b313a;
---limit:#ff7b72;--b0:#262c35;--b1:#323a46;
+--limit:#ff7b72;--forward:#25402c;--backward:#3a2c4b;--other:#2c323b;
 {_colours(_DARK)}}}}}
 *{{box-sizing:border-box}}
 body{{margin:0 auto;max-width:1240px;padding:24px 20px 48px;background:var(--page);color:var(--ink);font:14px/1.45 system-ui,sans-serif}}
@@ -44,7 +44,8 @@ text.band{{font-size:11px;pointer-events:none}}
 .grid{{stroke:var(--rule);fill:none}}
 .limit{{stroke:var(--limit);stroke-width:1.6;fill:none}}.soft{{stroke-dasharray:5 4;stroke-width:1.1}}
 path.peak{{stroke:var(--ink);stroke-dasharray:2 3;fill:none}}circle.peak{{fill:var(--ink);stroke:var(--page)}}
-.b0{{fill:var(--b0)}}.b1{{fill:var(--b1)}}
+.forward{{fill:var(--forward)}}.backward{{fill:var(--backward)}}.other{{fill:var(--other)}}
+rect.band{{stroke:var(--page);stroke-width:.7}}
 #cursor{{stroke:var(--ink);stroke-width:.8;visibility:hidden;pointer-events:none}}
 #tip{{position:absolute;top:30px;visibility:hidden;pointer-events:none;background:var(--page);border:1px solid var(--faint);
 border-radius:5px;padding:7px 9px;font-size:12px;min-width:220px;box-shadow:0 2px 10px #0003}}

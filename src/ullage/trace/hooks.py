@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ullage.trace.recorder import Recorder
+from ullage.trace import sharded
+from ullage.trace.recorder import Recorder, replaced
 
 
 @contextmanager
@@ -26,25 +27,19 @@ def watching(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(_calls(recorder))
         stack.enter_context(_backwards(recorder))
         stack.enter_context(_resizes(recorder))
-        before = register_optimizer_step_pre_hook(lambda *_: recorder.mark("optimizer"))
+        before = register_optimizer_step_pre_hook(lambda *_: _steps(recorder))
         stack.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda optimizer, *_: _stepped(recorder, optimizer))
         stack.callback(after.remove)
         if recorder.fake is not None:
-            stack.enter_context(_sharding_unseen(recorder))
+            stack.enter_context(sharded.as_in_a_run(recorder))
             stack.enter_context(as_in_a_run())
         yield
 
 
-@contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """An attribute is ``new`` for a while."""
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
+def _steps(recorder: Recorder) -> None:
+    recorder.tag_gradients()
+    recorder.mark("optimizer")
 
 
 def _stepped(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -100,27 +95,6 @@ def _resizes(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-
-
-@contextmanager
-def _sharding_unseen(recorder: Recorder) -> Iterator[None]:
-    """DTensor runs each op on tensors of the global shape to learn the result's; beside a FakeTensorMode it uses that very mode."""
-    if not torch.distributed.is_available():
-        yield
-        return
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
-
-    def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.paused += 1
-        try:
-            return propagate(self, *args, **kwargs)
-        finally:
-            recorder.paused -= 1
-
-    with replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
-        yield
 
 
 @contextmanager

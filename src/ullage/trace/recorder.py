@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.streams: dict[Any, int] = {}
         self.backwards = 0  # running, one inside the other
         self.recomputes: list[int] = [0]  # when each recomputation ended
+        self.model: nn.Module | None = None
 
     def mark(self, what: str) -> None:
         """A phase begins."""
@@ -95,7 +97,7 @@ class Recorder(TorchDispatchMode):
         else:
             out = values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
-            self._communicates((args, kwargs, out))
+            self._communicates(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
             self._see(out, func)
         elif out is not None:
@@ -181,8 +183,13 @@ class Recorder(TorchDispatchMode):
         stream = torch.cpu.current_stream() if self.device == "cpu" else None
         return self.streams.setdefault(stream, len(self.streams))
 
-    def _communicates(self, tensors: Any) -> None:
-        for leaf in tree_leaves(tensors):
+    def _communicates(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """c10d's ops work in the buffers that they are given; FSDP2's own copy into and out of them."""
+        buffers = [args, kwargs, out]
+        if func.namespace != "c10d":
+            written = {one.name: at for at, one in enumerate(func._schema.arguments) if one.alias_info and one.alias_info.is_write}
+            buffers = [out, *(args[at] if at < len(args) else kwargs.get(name) for name, at in written.items())]
+        for leaf in tree_leaves(buffers):
             if isinstance(leaf, torch.Tensor):
                 storage = self.storages.get(leaf.untyped_storage()._cdata)
                 if storage is not None:
@@ -192,6 +199,7 @@ class Recorder(TorchDispatchMode):
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """The model is built: what it and its optimizer hold is known by name."""
+        self.model = model
         self.places.learn(model)
         self.tag_model(model)
         self.device = next((param.device.type for param in model.parameters()), self.device)
@@ -214,6 +222,7 @@ class Recorder(TorchDispatchMode):
         self.backwards -= 1
         self.places.base = outer
         if not self.backwards:
+            self.tag_gradients()
             self.mark("between")
 
     def enter(self, module: nn.Module, args: Any) -> None:
@@ -246,11 +255,12 @@ class Recorder(TorchDispatchMode):
             self.tag(buffer, "buffers", name)
         for name, param in model.named_parameters():
             self.tag(param, "parameters", name)
-            self.places.params[id(param)] = name
 
-    def tag_gradients(self, model: nn.Module) -> None:
-        for name, param in model.named_parameters():
-            self.tag(param.grad, "gradients", name, only_new=True)
+    def tag_gradients(self) -> None:
+        """What is in ``.grad`` now."""
+        if self.model is not None:
+            for name, param in self.model.named_parameters():
+                self.tag(param.grad, "gradients", name, only_new=True)
 
     def tag_states(self, optimizer: torch.optim.Optimizer) -> None:
         for param, state in optimizer.state.items():
@@ -320,3 +330,14 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _wrapped(types: Iterable[type]) -> bool:
     return any(hasattr(one, "__tensor_flatten__") and hasattr(one, "__tensor_unflatten__") for one in types)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """An attribute is ``new`` for a while."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)

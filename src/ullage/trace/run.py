@@ -18,11 +18,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ullage.errors import InvalidInput
+from ullage.trace import sharded
 from ullage.trace.events import Trace
 from ullage.trace.failures import told
 from ullage.trace.guard import guarded
 from ullage.trace.hooks import watching
-from ullage.trace.recorder import Recorder
+from ullage.trace.recorder import Recorder, replaced
 
 Factory = Callable[[], tuple[nn.Module, Any, Callable[[], object]]]
 """Returns a model, its optimizer (None: there is none) and a function that runs one whole step, from forward to zero_grad."""
@@ -59,7 +60,7 @@ def record(recorder: Recorder, factory: Factory, *, name: str = "", steps: int =
         recorder.begin_step(number)
         with told("step"), guarded("step"):
             step()
-        recorder.tag_gradients(model)
+    sharded.tag_gathered(recorder, model)
     return recorder.trace(name or type(model).__name__, rank=rank, world=world)
 
 
@@ -166,8 +167,6 @@ def _process_group(rank: int, world: int) -> Iterator[None]:
         return
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from ullage.trace.hooks import replaced
 
     if not 0 <= rank < world:
         raise InvalidInput("is no rank of it", key="rank", value=rank, allowed=f"0 to {world - 1}")
