@@ -20,6 +20,7 @@ COMMANDS = {
     "estimate": "what every rank of a job will hold, as an account, with a verdict",
     "models": "the models that a job may name",
     "devices": "the GPUs that a job may name",
+    "trace": "real code run on fake tensors, every allocation with its life",
     "timeline": "a step's memory over time, drawn, or a real snapshot beside the account",
     "validate": "estimates held against measured runs",
 }

@@ -6,10 +6,9 @@ from functools import lru_cache
 from importlib import import_module
 
 from ullage.engines.base import Account, Accounting
-from ullage.engines.deepspeed import split as deepspeed_split
-from ullage.engines.megatron import split as megatron_split
+from ullage.engines.reach import refuse_what_is_not_read
 from ullage.errors import Unsupported
-from ullage.job.job import Job
+from ullage.job.job import Job, Layout
 from ullage.memory.rank import Rank, ranks
 from ullage.model.graph import Graph
 
@@ -24,13 +23,14 @@ ENGINES = {
 }
 
 
+SPLITS = {"megatron": "ullage.engines.megatron.split", "deepspeed": "ullage.engines.deepspeed.split"}
+"""Engines with a way of their own to cut layers into stages: ``layout(job, layers)``."""
+
+
 def ranks_of(job: Job, graph: Graph) -> tuple[Rank, ...]:
     """The pipeline ranks of a job, cut as its engine cuts them."""
-    layout = job.layout
-    if job.engine.name == "megatron":
-        layout = megatron_split.layout(job, graph.layers)
-    elif job.engine.name == "deepspeed" and layout.pp > 1:
-        layout = deepspeed_split.layout(job, graph.layers)
+    module = SPLITS.get(job.engine.name)
+    layout: Layout = import_module(module).layout(job, graph.layers) if module and job.layout.pp > 1 else job.layout
     return ranks(graph, layout)
 
 
@@ -40,5 +40,6 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     module = ENGINES.get(job.engine.name)
     if module is None:
         raise Unsupported("is not modelled", key="engine.name", value=job.engine.name, allowed=", ".join(ENGINES))
+    refuse_what_is_not_read(job)
     accounting: Accounting = import_module(module).account
     return accounting(job, graph, rank)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ullage.errors import Unsupported
 from ullage.kernels import (
     transformers_attention,
+    transformers_latent,
     transformers_linear,
     transformers_loss,
     transformers_mlp,
@@ -88,7 +89,7 @@ def _frames(tape: Tape, block: Block, op: Op) -> None:
     """Locals of the layer's frames: a layer's input lives to its end, and the arguments of a branch to the branch's end."""
     named = _LOCALS.get(tape.family, {})
     if op.outputs[0].name == block.output.name and block.role == "layer":
-        _hold(tape, (block.input.name, *named.get("end", ())))
+        _hold(tape, (block.input.name, "attention.weights", *named.get("end", ())))
     _hold(tape, named.get(op.name, _ARGUMENTS.get(op.name, ())))
 
 
@@ -137,6 +138,8 @@ KERNELS: Mapping[str, Emit] = {
     "residual": residual,
     "dropout": dropout,
     "loss": transformers_loss.loss,
+    "split": transformers_latent.split,
+    "mla_assemble": transformers_latent.assemble,
     "router": transformers_moe.router,
     "dispatch": transformers_moe.dispatch,
     "combine": transformers_moe.combine,

@@ -30,7 +30,8 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     context = tape.context
     q, k, v = (tape[name] for name in op.inputs)
     masked = needs_mask(tape, op)
-    if masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim"):
+    grouped = context.size("kv_heads") < context.size("heads") and "nope_dim" not in context.sizes
+    if grouped and (masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim")):
         k, v = (_repeated(tape, one) for one in (k, v))
     k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
     mask: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ def _sdpa(tape: Tape, op: Op) -> Value:
 
 def _heads_first(tape: Tape) -> bool:
     """q came out of a concatenation, heads before tokens; the kernel's output takes its layout and is copied for the projection."""
-    return tape.family in JOINS
+    return tape.family in JOINS or "nope_dim" in tape.context.sizes
 
 
 def needs_mask(tape: Tape, op: Op) -> bool:
@@ -156,13 +157,16 @@ def _eager(tape: Tape, op: Op) -> Value:
     tape.emit("attention.probs", (wide,), probs, what="attention probabilities", saves=(probs,))
     narrow = tape.cast(probs, q.dtype, "attention.probs16")
     tape.hold(masked)
-    narrow = _dropout(tape, op, narrow)
+    narrow = weights_returned = _dropout(tape, op, narrow)
     narrow = _autocast_bmm(tape, narrow, "probs.matmul", copies=False)
     value = _autocast_bmm(tape, v, "v.matmul", copies=not repeats)
     output = tape.like(op.outputs[0], dtype)
     product = Value("attention.product", output.dims, dtype)
     tape.emit(product.name, (narrow, value), product, saves=(narrow, value))
-    return tape.emit("attention", (product,), output, what="attention output")
+    tape.emit("attention", (product,), output, what="attention output")
+    tape.hold(k, v)
+    tape.values["attention.weights"] = weights_returned
+    return output
 
 
 _OWN_SOFTMAX = frozenset({"gpt2"})

@@ -93,8 +93,9 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
     best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
     choice = tuple(tape.scratch(f"router.choice{at}", probs) for at in range(2))
     tape.emit(best.name, (probs,), best, what="scores of the chosen experts", beside=(indices,), saves=(indices.name,), scratch=choice)
-    normalised = _sum_to_one(tape, best, "router.best_normalised")
-    return tape.scale(normalised, "scores")
+    if tape.family == "deepseek_v3":
+        best = _sum_to_one(tape, best, "router.best_normalised")
+    return tape.scale(best, "scores")
 
 
 def dispatch(tape: Tape, op: Op) -> Value:
@@ -170,7 +171,7 @@ def combine(tape: Tape, op: Op) -> Value:
     if final is not output:
         tape.cast(final, output.dtype, output.name)
     names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
-    tape.hold(ordered, final, *(tape[name] for name in names if name in tape.values))
+    tape.hold(ordered, final, rows, source, tape["rows"], *(tape[name] for name in names if name in tape.values))
     _hold_router(tape)
     return tape.define(output)
 

@@ -239,13 +239,16 @@ class BlockReplay:
                 self.grad_bytes[name] = round_up(view.bytes) if isinstance(view, Buffer) else self._bytes(tensor)
             for name in step.made:
                 self._hold(name, (holder_kind, name))
-            for name in step.caches if again is None else ():
+            for name in step.caches:
                 self._hold(name, ("cache", name))
             scratch = [self._item(buffer, "transient", f"forward of {step.name}") for buffer in step.scratch]
             self.nodes.extend(alloc(item) for item in scratch if item.bytes)
             self._save(index, again)
             self.nodes.extend(free(item) for item in scratch if item.bytes)
             self._end(ends.get(index, ()), holder_kind)
+        if again is not None:  # the context that the recomputation runs in exits, and its caches go
+            for name in (name for index in indices for name in self.steps[index].caches if index != unmade):
+                self._release(self.storage[name], ("cache", name))
 
     def _end(self, names: Iterable[str], holder_kind: str) -> None:
         for name in names:

@@ -216,6 +216,11 @@ class Event(NamedTuple):
 
 def events(node: Node) -> Iterator[Event]:
     """The program written out. A free ends the youngest allocation of its item in its own micro-batch, else the youngest of all."""
+    return map(Event._make, written_out(node))
+
+
+def written_out(node: Node) -> Iterator[tuple[int, Item, bool]]:
+    """``events`` as plain tuples, for the allocator's simulation."""
     shared: defaultdict[Item, list[int]] = defaultdict(list)
     opened: defaultdict[int, deque[defaultdict[Item, list[int]]]] = defaultdict(deque)
     scope = shared
@@ -238,11 +243,11 @@ def events(node: Node) -> Iterator[Event]:
         item = change.item
         for _ in range(change.count):
             scope[item].append(handle)
-            yield Event(handle, item, True)
+            yield handle, item, True
             handle += 1
         for _ in range(-change.count):
             handles = scope[item] or shared[item] or _elsewhere(item, opened)
-            yield Event(handles.pop(), item, False)
+            yield handles.pop(), item, False
 
 
 def _elsewhere(item: Item, opened: defaultdict[int, deque[defaultdict[Item, list[int]]]]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ullage.memory.allocator import FREE_EVENT, CachingAllocator
-from ullage.memory.program import Node, events
+from ullage.memory.program import Node, written_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
 
 def _triples(program: Node) -> Iterator[tuple[int, int, int]]:
     """Events as the allocator takes them; the tensors of an item that has pieces get handles of their own."""
-    for handle, item, alive in events(program):
+    for handle, item, alive in written_out(program):
         if item.pieces:
             first = -1 - handle * _MOST_PIECES
             for offset, size in enumerate(item.pieces):

@@ -21,7 +21,7 @@ from ullage.units import GIB, format_bytes
 LARGEST_FILE_BYTES = GIB // 2
 MOST_VISITED = 50_000_000
 MOST_FRAMES = 256  # of one block; torch's own stacks are shorter
-MOST_LARGEST = 20
+LONGEST_TEXT = 1000  # of a file's or function's name
 ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 _STATES = (*ACTIVE, "inactive")
 _LARGEST_INT = 1 << 63
@@ -138,7 +138,7 @@ def summarise(snapshot: dict[str, object], *, device: int | None = None) -> Summ
             continue
         pool = _pool_name(reader, segment)
         blocks = list(reader.blocks(segment))
-        mine = [_held(block, pool, frames) for block in blocks if block.state in ACTIVE]
+        mine = [_held(reader, block, pool, frames) for block in blocks if block.state in ACTIVE]
         held += mine
         allocated = sum(one.bytes for one in mine)
         total = reader.whole(segment, "total_size")
@@ -153,7 +153,7 @@ def summarise(snapshot: dict[str, object], *, device: int | None = None) -> Summ
         pools=tuple(_pool(name, found) for name, found in sorted(pools.items())),
         held=tuple(held),
         split_bytes=split,
-        at_peak=at_peak(held, history),
+        at_peak=at_peak(held, history, reader.frames),
     )
 
 
@@ -167,8 +167,8 @@ def _pool(name: str, found: list[tuple[int, int, int]]) -> Pool:
     )
 
 
-def _held(block: _Block, pool: str, frames: dict[int, tuple[Frame, ...]]) -> Held:
-    stack = block.frames or frames.get(block.address, ())
+def _held(reader: _Reader, block: _Block, pool: str, frames: dict[int, object]) -> Held:
+    stack = reader.frames(block.frames) or reader.frames(frames.get(block.address))
     return Held(block.address, block.bytes, block.requested_bytes, pool, category_of(stack), words(stack))
 
 
@@ -189,7 +189,7 @@ class _Block(NamedTuple):
     bytes: int
     requested_bytes: int
     state: str
-    frames: tuple[Frame, ...]
+    frames: object
 
 
 class _Reader:
@@ -234,7 +234,7 @@ class _Reader:
             size = self.size(block, "size")
             history = next(self.dicts(block.get("history") or [], "history"), {})  # as torch 1.13 and 2.0 wrote it
             requested = self.size(block, "requested_size", default=self.size(history, "real_size", default=size))
-            yield _Block(at, size, requested, state, self.frames(block.get("frames", history.get("frames"))))
+            yield _Block(at, size, requested, state, block.get("frames", history.get("frames")))
             at += size
 
     def frames(self, found: object) -> tuple[Frame, ...]:
@@ -243,7 +243,7 @@ class _Reader:
         if isinstance(found, list | tuple):
             found = found[:MOST_FRAMES]
         return tuple(
-            Frame(_text(one.get("filename")), _text(one.get("name")), one.get("line"))
+            Frame(_text(one.get("filename")), _text(one.get("name")), _line(one.get("line")))
             for one in self.dicts(found, "frames")
         )
 
@@ -252,19 +252,24 @@ class _Reader:
         traces = snapshot.get("device_traces", [])
         if not isinstance(traces, list | tuple):
             raise _wrong("has no list of device_traces", type(traces).__name__)
-        born: dict[int, tuple[Frame, ...]] = {}
+        born: dict[int, object] = {}
         for entry in self.dicts(traces[device] if 0 <= device < len(traces) else [], "device_traces"):
             action = entry.get("action")
             if action != "alloc" and action != "free_completed":
                 continue
             address = self.whole(entry, "addr")
             if action == "alloc":
-                born[address] = self.frames(entry.get("frames"))
-            yield Recorded(action == "alloc", address, self.size(entry, "size"), born.get(address, ()))
+                born[address] = entry.get("frames")
+            yield Recorded(action == "alloc", address, self.size(entry, "size"), born.get(address))
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """The end of a text, since every rule looks through it."""
+    return value[-LONGEST_TEXT:] if isinstance(value, str) else ""
+
+
+def _line(value: object) -> int:
+    return value if type(value) is int else 0
 
 
 def _wrong(what: str, value: object) -> InvalidInput:

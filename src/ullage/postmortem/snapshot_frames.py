@@ -6,6 +6,7 @@ A stack is innermost first. The first frame, from the inside out, that a rule kn
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from ullage.memory.ledger import CATEGORIES
@@ -15,11 +16,11 @@ LONGEST = 96
 
 
 class Frame(NamedTuple):
-    """One call: the file, the function, and the line if it is a number."""
+    """One call: the file, the function, and the line (0: not known)."""
 
     file: str
     function: str
-    line: object = None
+    line: int = 0
 
 
 class Rule(NamedTuple):
@@ -77,6 +78,7 @@ RULES = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def category_of(frames: tuple[Frame, ...]) -> str:
     """The category of what a stack allocated."""
     if frames and frames[0].file in CATEGORIES:
@@ -96,7 +98,7 @@ def words(frames: tuple[Frame, ...]) -> str:
         return _printable(frames[0].function)
     python = [frame for frame in frames if frame.file.endswith(".py")] or list(frames)
     chosen = next((frame for frame in python if "/torch/" not in frame.file), python[0])
-    line = f":{chosen.line}" if type(chosen.line) is int and chosen.line > 0 else ""
+    line = f":{chosen.line}" if chosen.line > 0 else ""
     return _printable(f"{chosen.file.rpartition('/')[2]}{line} {chosen.function}")
 
 

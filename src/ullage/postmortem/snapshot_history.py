@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ullage.memory.program import round_up
@@ -21,18 +21,21 @@ class Held(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An allocation (``alive``) or the completion of a free, with the call stack of the allocation where that was recorded."""
+    """An allocation (``alive``) or the completion of a free. frames: the allocation's call stack as the file has it, if it does."""
 
     alive: bool
     address: int
     bytes: int
-    frames: tuple[Frame, ...]
+    frames: object
 
 
-def at_peak(held: Sequence[Held], history: Sequence[Recorded]) -> tuple[Held, ...] | None:
+def at_peak(
+    held: Sequence[Held], history: Sequence[Recorded], stack: Callable[[object], tuple[Frame, ...]]
+) -> tuple[Held, ...] | None:
     """What was held at the highest point of a history that ends with ``held``, the largest first; None without history.
 
-    The history is a ring: what was allocated before it began is known from ``held`` or from its free.
+    The history is a ring: what was allocated before it began is known from ``held`` or from its free. stack: reads the frames
+    of the few that were live then.
     """
     if not history:
         return None
@@ -43,21 +46,15 @@ def at_peak(held: Sequence[Held], history: Sequence[Recorded]) -> tuple[Held, ..
         live += -round_up(change.bytes) if change.alive else round_up(change.bytes)
         if live > most:
             most, back_to = live, number
-    there = {one.address: one for one in held}
+    there: dict[int, Held | Recorded] = {one.address: one for one in held}
     for change in reversed(history[back_to:]):
         if change.alive:
             there.pop(change.address, None)
         else:
-            there[change.address] = _held(change)
-    return tuple(sorted(there.values(), key=lambda one: (-one.bytes, one.address)))
+            there[change.address] = change
+    found = [one if isinstance(one, Held) else _held(one, stack(one.frames)) for one in there.values()]
+    return tuple(sorted(found, key=lambda one: (-one.bytes, one.address)))
 
 
-def _held(change: Recorded) -> Held:
-    return Held(
-        change.address,
-        round_up(change.bytes),
-        change.bytes,
-        "",
-        category_of(change.frames),
-        words(change.frames),
-    )
+def _held(change: Recorded, stack: tuple[Frame, ...]) -> Held:
+    return Held(change.address, round_up(change.bytes), change.bytes, "", category_of(stack), words(stack))

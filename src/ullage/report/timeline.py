@@ -229,7 +229,7 @@ class _Walk:
             assert node.moment is not None
             name = self._numbered(node.moment, frame)
             self._names.append(name)
-        self._moment = _words(self._names, self._micro_batch) or name
+        self._moment = _words(self._names, self._micro_batch) if self._names else name
         start, place = self.clock, len(self.spans)
         self.spans.append(Span(name, start, start, self._depth))
         inner = frame
@@ -266,7 +266,7 @@ class _Walk:
 
 def _words(names: list[str], micro_batch: str) -> str:
     """As the estimate names its peak: outermost moment, innermost moment, micro-batch."""
-    words = ": ".join(dict.fromkeys((names[0], names[-1]))) if names else ""
+    words = ": ".join(dict.fromkeys((names[0], names[-1])))
     return ", ".join(part for part in (words, micro_batch) if part)
 
 

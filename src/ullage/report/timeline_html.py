@@ -19,7 +19,7 @@ from ullage.units import GIB, MIB
 
 MOST_SAMPLES = 1_600
 MOST_LINES = 14
-LEFT, RIGHT, TOP, BOTTOM = 76, 1180, 26, 426
+LEFT, RIGHT, TOP, BOTTOM = 76, 1180, 30, 426
 """The plot's edges."""
 BAND_TOP, BAND_HEIGHT, BANDS = 436, 20, 2
 """Moments stand below the plot, one band for each of the outermost depths."""
@@ -28,13 +28,17 @@ NARROWEST = 0.4  # a moment narrower than this is not drawn
 LETTER = 6.4  # width of a letter in a band
 MOST_STEPS = 8  # lines of the grid
 HEADROOM = 1.06
+FARTHEST = (
+    6  # a limit that is more than so many times the peak is named and not drawn, or the memory would be a flat line
+)
 
 
 def page(timeline: Timeline, *, title: str, facts: ListLike[str] = (), lines: ListLike[Limit] = ()) -> str:
     """The whole file. facts: short phrases under the title. lines: capacities, the hardest limit first."""
     highest = top(timeline)
     drawn = samples(timeline, MOST_SAMPLES)
-    plot = _Plot(timeline, max([highest.bytes, *(line.bytes for line in lines)]) * HEADROOM)
+    near = [line.bytes for line in lines if line.bytes <= FARTHEST * highest.bytes]
+    plot = _Plot(timeline, max([highest.bytes, *near]) * HEADROOM)
     known = [*CATEGORIES, *sorted({event.category for event in timeline.events} - set(CATEGORIES))]
     categories = [name for name in known if any(name in sample.by_category for sample in drawn)]
     svg = "\n".join(
@@ -118,8 +122,11 @@ class _Plot:
         """Capacity lines; the first one's words stand above it, the others' below theirs."""
         for number, line in enumerate(found):
             at = self.y(line.bytes)
-            kind = "limit" if not number else "limit soft"
             words = escape(f"{in_gib(line.bytes)} {line.what}")
+            if line.bytes > self._most:
+                yield f'<text class="note" x="{LEFT + 8}" y="{TOP - 10 + number * 15}">↑ {words}, beyond this picture</text>'
+                continue
+            kind = "limit" if not number else "limit soft"
             yield f'<path class="{kind}" d="M{LEFT} {at}H{RIGHT}"/>'
             yield f'<text class="note" x="{LEFT + 8}" y="{round(at + (15 if number else -6), 2)}">{words}</text>'
 

@@ -118,17 +118,21 @@ class Trace:
 
     def peak(self, start: int = 0, stop: int | None = None) -> Moment:
         """The highest point in [start, stop), the first if there are several; all of the trace by default."""
-        live = best = 0
-        top: tuple[int, Allocation] | None = None
+        live = 0
+        best, top = -1, (start, None)
         for at, change, one in self._changes:
             if stop is not None and at >= stop:
                 break
+            if at > start and best < 0:
+                best = live  # what the span begins with
             live += change
             if at >= start and live > best:
                 best, top = live, (at, one)
-        if top is None:
-            return Moment(bytes=self.live_bytes(start), at=start, phase=str(self.phase(start)), module="", op="")
+        if best < 0:
+            best = live
         at, one = top
+        if one is None:
+            return Moment(bytes=best, at=at, phase=str(self.phase(at)), module="", op="")
         return Moment(bytes=best, at=at, phase=str(self.phase(at)), module=one.module, op=one.op)
 
     @property

@@ -17,7 +17,17 @@ from types import FrameType, TracebackType
 from ullage.errors import InvalidInput
 
 _WRITES = frozenset(
-    {"os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree", "shutil.move", "shutil.copyfile"}
+    {
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "shutil.rmtree",
+        "shutil.move",
+        "shutil.copyfile",
+    }
 )
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn"})
 _NETWORK = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"})

@@ -39,7 +39,9 @@ class Places:
     def enter(self, module: nn.Module) -> None:
         name = self.names.get(id(module))
         if name is None:
-            name = f"{self.stack[-1]}.{type(module).__name__}" if self.stack and self.stack[-1] else type(module).__name__
+            name = (
+                f"{self.stack[-1]}.{type(module).__name__}" if self.stack and self.stack[-1] else type(module).__name__
+            )
             self.classes.setdefault(name, type(module).__name__)
         self.stack.append(name)
         self._note()

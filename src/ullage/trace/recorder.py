@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from ullage.errors import Unsupported
 from ullage.memory.program import round_up
 from ullage.trace import values
 from ullage.trace.events import Allocation, Mark, Trace
@@ -112,6 +113,13 @@ class Recorder(TorchDispatchMode):
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
         """Makes a tensor's storage known; ``func``: the op that returned it."""
         if tensor.device.type != self.device:
+            if tensor.device.type not in ("cpu", "meta") and self.fake is not None and not _has(tensor.device.type):
+                raise Unsupported(  # autograd would end the process
+                    f"makes tensors there, and this torch is built without {tensor.device.type}",
+                    key="device",
+                    value=tensor.device,
+                    remedy="trace on the cpu: the bytes are the same",
+                )
             return None
         untyped = tensor.untyped_storage()
         key = untyped._cdata
@@ -187,7 +195,11 @@ class Recorder(TorchDispatchMode):
         """c10d's ops work in the buffers that they are given; FSDP2's own copy into and out of them."""
         buffers = [args, kwargs, out]
         if func.namespace != "c10d":
-            written = {one.name: at for at, one in enumerate(func._schema.arguments) if one.alias_info and one.alias_info.is_write}
+            written = {
+                one.name: at
+                for at, one in enumerate(func._schema.arguments)
+                if one.alias_info and one.alias_info.is_write
+            }
             buffers = [out, *(args[at] if at < len(args) else kwargs.get(name) for name, at in written.items())]
         for leaf in tree_leaves(buffers):
             if isinstance(leaf, torch.Tensor):
@@ -326,6 +338,11 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from inner_tensors(inner)
     else:
         yield tensor
+
+
+def _has(device: str) -> bool:
+    module = getattr(torch, device, None)
+    return module is not None and module._is_compiled()
 
 
 def _wrapped(types: Iterable[type]) -> bool:

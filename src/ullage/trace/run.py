@@ -23,6 +23,7 @@ from ullage.trace.events import Trace
 from ullage.trace.failures import told
 from ullage.trace.guard import guarded
 from ullage.trace.hooks import watching
+from ullage.trace.like import cuda as like_cuda
 from ullage.trace.recorder import Recorder, replaced
 
 Factory = Callable[[], tuple[nn.Module, Any, Callable[[], object]]]
@@ -34,8 +35,12 @@ STEPS = 2
 _SHAPE = "(model, optimizer or None, a function that runs one step)"
 
 
-def trace(factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1) -> Trace:
+def trace(
+    factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1, like: str = "cuda"
+) -> Trace:
     """The allocations of ``steps`` steps of what ``factory`` returns, run on fake tensors as one rank of ``world``.
+
+    like: "cuda" or "cpu", whose choices are taken where torch makes them by the device (like.py).
 
     Raises Unsupported where the code asks for values or has an op that fake tensors do not know, InvalidInput where it fails.
     """
@@ -47,10 +52,14 @@ def trace(factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0
         stack.enter_context(mode)
         stack.enter_context(recorder)
         stack.enter_context(watching(recorder))
+        if like == "cuda":
+            stack.enter_context(like_cuda())
         return record(recorder, factory, name=name, steps=steps, rank=rank, world=world)
 
 
-def record(recorder: Recorder, factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1) -> Trace:
+def record(
+    recorder: Recorder, factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1
+) -> Trace:
     """Runs a factory and its steps under a recorder that is entered and watching: fake, or real to hold a fake one against."""
     with told("factory"), guarded("factory"):
         made: Any = factory()
@@ -71,7 +80,9 @@ def _checked(made: Any) -> tuple[nn.Module, Any, Callable[[], object]]:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"returned {_shown(model)} as the model", key="factory", allowed="a torch.nn.Module")
     if not callable(step):
-        raise InvalidInput(f"returned {_shown(step)} as the step", key="factory", allowed="a function without arguments")
+        raise InvalidInput(
+            f"returned {_shown(step)} as the step", key="factory", allowed="a function without arguments"
+        )
     return model, optimizer, step
 
 
@@ -88,14 +99,23 @@ def factory_named(spec: str) -> Factory:
     """The function that ``module:function`` or ``file.py:function`` names; its module is imported, guarded."""
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute.isidentifier():
-        raise InvalidInput("names no factory", key="factory", value=spec[:80], allowed="module:function or file.py:function")
+        raise InvalidInput(
+            "names no factory", key="factory", value=spec[:80], allowed="module:function or file.py:function"
+        )
     with told("import"), guarded("import"):
         module = _imported(place)
     found = getattr(module, attribute, None)
     if found is None:
-        known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
         raise InvalidInput(
-            f"{place} has no {attribute}", key="factory", value=spec[:80], allowed=", ".join(known[:8]) or "it has no functions"
+            f"{place} has no {attribute}",
+            key="factory",
+            value=spec[:80],
+            allowed=", ".join(known[:8]) or "it has no functions",
         )
     if not callable(found):
         raise InvalidInput("is no function", key="factory", value=spec[:80])
@@ -125,7 +145,10 @@ def _imported(place: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
                 raise InvalidInput(
-                    "there is no such module", key="factory", value=place[:80], remedy="run in its folder, or name its file"
+                    "there is no such module",
+                    key="factory",
+                    value=place[:80],
+                    remedy="run in its folder, or name its file",
                 ) from None
             raise
 

@@ -1,11 +1,9 @@
 """torch.distributed on fake tensors: DDP, FSDP2 and DTensor are the real code; only what needs contents or peers is left out.
 
-What is left out makes no memory that stays: DDP compares the parameters' shapes among the ranks. What fake tensors add is not
-counted: DTensor runs each op on tensors of the global shape to learn the result's, and beside a FakeTensorMode it does so in that
-very mode.
+What is left out makes no memory: DDP compares the parameters' shapes among the ranks, and asks a finished all-reduce for its result,
+which a fake process group has not. What fake tensors add is not counted: DTensor runs each op on tensors of the global shape to
+learn the result's, and beside a FakeTensorMode it does so in that very mode.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ullage.trace.recorder import Recorder, replaced
 
@@ -34,10 +34,42 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.paused -= 1
 
+    ready = distributed.DistributedDataParallel._pre_forward
+
+    def with_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._comm_hooks:
+            self.register_comm_hook(recorder, _reduced_in_place)
+        with _RealIndices():
+            return ready(self, *args, **kwargs)
+
     with ExitStack() as stack:
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen))
         stack.enter_context(replaced(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True))
+        if torch.distributed.is_initialized():
+            stack.enter_context(replaced(distributed.DistributedDataParallel, "_pre_forward", with_hook))
         yield
+
+
+class _RealIndices(TorchDispatchMode):
+    """DDP agrees on its buckets by sending their indices around and reading them back: small integers, made for real here."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        integers = all(one.dtype == torch.int32 and type(one) is torch.Tensor for one in tensors)
+        if integers and (tensors or kwargs.get("dtype") == torch.int32):
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _reduced_in_place(recorder: Recorder, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP's own hook does: the bucket is divided and reduced where it lies (torch/csrc/distributed/c10d/default_comm_hooks.cpp)."""
+    buffer: torch.Tensor = bucket.buffer()
+    recorder.tag(buffer, "communication", "gradient bucket", only_new=True)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer.div_(torch.distributed.get_world_size()))
+    return done
 
 
 def tag_gathered(recorder: Recorder, model: nn.Module) -> None:
@@ -46,11 +78,10 @@ def tag_gathered(recorder: Recorder, model: nn.Module) -> None:
         return
     from torch.distributed.fsdp import FSDPModule
 
-    for prefix, module in model.named_modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        for param in _params_of(module):
-            name = ".".join(part for part in (prefix, param._param_fqn or "") if part)
+    for module in model.modules():
+        for param in _params_of(module) if isinstance(module, FSDPModule) else ():
+            owner = recorder.places.names.get(id(param._module_info.module), "")
+            name = f"{owner}.{param._module_info.param_name}".removeprefix(".")
             for tensor in getattr(param, "all_gather_outputs", []):
                 recorder.tag(tensor, "gathered", name)
 

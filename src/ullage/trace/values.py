@@ -34,7 +34,9 @@ def follow(func: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
             _forget(tensors)
         return out
     if any(tag in func.tags for tag in _ASK):
-        return tree_map_only(torch.Tensor, lambda real: _beside(mode.from_tensor(real), real), _real(func, args, kwargs))
+        return tree_map_only(
+            torch.Tensor, lambda real: _beside(mode.from_tensor(real), real), _real(func, args, kwargs)
+        )
     out = func(*args, **kwargs)
     leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     if all(_is_small(leaf) for leaf in leaves):

@@ -1,0 +1,52 @@
+"""What each engine's account reads of a job: a key that it would ignore is refused by name instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ullage.errors import Unsupported
+from ullage.job.job import Job
+
+OFFLOADS: dict[str, tuple[str, ...]] = {
+    "single": ("optimizer", "activations"),
+    "ddp": ("activations",),
+    "zero1": ("activations",),
+    "fsdp1": (),
+    "fsdp2": ("optimizer", "params"),
+    "deepspeed": ("optimizer", "params"),
+    "megatron": (),
+}
+"""Which of ``offload``'s keys an engine's account reads. Megatron's fine-grained activation offloading has options of its own."""
+
+STEPS_IN_BACKWARD = ("single",)
+"""Engines whose account knows the optimizer's step inside the backward (optimizer_in_bwd)."""
+
+
+def refuse_what_is_not_read(job: Job) -> None:
+    """Raises Unsupported for the first key of the job that moves memory and that its engine's account does not read."""
+    for key, is_set in _KEYS.items():
+        value = is_set(job)
+        if value is not None:
+            raise Unsupported(f"is not modelled under engine {job.engine.name} yet", key=key, value=value)
+
+
+def _offload(part: str) -> Callable[[Job], object]:
+    def value(job: Job) -> object:
+        place = getattr(job.offload, part)
+        fine_grained = part == "activations" and job.engine.options.get("fine_grained_activation_offloading")
+        known = part in OFFLOADS.get(job.engine.name, ()) or fine_grained
+        return None if place == "none" or known else place
+
+    return value
+
+
+_KEYS: dict[str, Callable[[Job], object]] = {
+    "lora": lambda job: None if job.lora is None else "set",
+    "freeze": lambda job: list(job.freeze) or None,
+    "offload.optimizer": _offload("optimizer"),
+    "offload.params": _offload("params"),
+    "offload.activations": _offload("activations"),
+    "engine.options.optimizer_in_bwd": lambda job: (
+        True if job.engine.options.get("optimizer_in_bwd") and job.engine.name not in STEPS_IN_BACKWARD else None
+    ),
+}

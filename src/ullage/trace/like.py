@@ -1,0 +1,44 @@
+"""What a GPU's run does and a CPU's does not, where torch chooses by the device: a trace on the CPU is made to choose as on CUDA.
+
+| choice | on CUDA | on the CPU | where |
+|---|---|---|---|
+| optimizer, neither flag given | foreach | for-loop | torch/utils/_foreach_utils.py, _get_foreach_kernels_supported_devices |
+| dropout | native_dropout keeps a mask of bytes | a noise tensor in the input's type | aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable |
+| attention with dropout | the flash kernel all the same | the math path | aten/src/ATen/native/transformers/sdp_utils_cpp.cpp |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.optim import optimizer
+
+from ullage.trace.recorder import replaced
+
+
+@contextmanager
+def cuda() -> Iterator[None]:
+    """CPU tensors are treated as CUDA's for as long as this lasts."""
+    attention = functional.scaled_dot_product_attention
+    devices = optimizer._get_foreach_kernels_supported_devices()
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training or p in (0.0, 1.0) or inplace or not input.numel():
+            return _dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, training)[0]
+
+    def attend(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+        return attention(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(functional, "dropout", dropout))
+        stack.enter_context(replaced(functional, "scaled_dot_product_attention", attend))
+        stack.enter_context(replaced(optimizer, "_get_foreach_kernels_supported_devices", lambda: [*devices, "cpu"]))
+        yield
+
+
+_dropout = functional.dropout

@@ -1,0 +1,189 @@
+"""A job's model as the transformers class that its config.json names, and one step of it as the job says: a factory for run.py.
+
+The class comes from the installed transformers, by its model type; its weights are made on fake tensors. Nothing is downloaded, no
+checkpoint read, and no code of the model's own (``auto_map``) run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import InvalidInput, Unsupported
+from ullage.job.job import Job
+from ullage.trace.run import Factory
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "eager": "eager"}
+_IMPLS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+_ENGINES = ("single", "ddp", "fsdp2")
+_REMEDY = "write a factory (ullage trace module:function), which may do anything that torch can"
+
+
+def factory_of(job: Job) -> Factory:
+    """Raises Unsupported for what a job can say and this builds not; a factory of one's own may do all that torch can."""
+    _refuse(job)
+    return lambda: _built(job)
+
+
+def _refuse(job: Job) -> None:
+    layout, precision = job.layout, job.precision
+    refused: dict[str, object] = {
+        "stack": job.stack if job.stack != "transformers" else None,
+        "engine.name": job.engine.name if job.engine.name not in _ENGINES else None,
+        "layout.tp": layout.tp if layout.tp > 1 else None,
+        "layout.pp": layout.pp if layout.pp > 1 else None,
+        "layout.cp": layout.cp if layout.cp > 1 else None,
+        "layout.ep": layout.ep if layout.ep > 1 else None,
+        "recompute": job.recompute.kind if job.recompute.kind not in ("none", "full") else None,
+        "attention": job.attention if job.attention not in _ATTENTION else None,
+        "loss": job.loss.kind if job.loss.kind != "full" else None,
+        "lora": "set" if job.lora is not None else None,
+        "freeze": "set" if job.freeze else None,
+        "compile": "true" if job.compile else None,
+        "optimizer": job.optimizer.name if job.optimizer.name not in ("adamw", "adam", "sgd") else None,
+        "optimizer.state": "8bit" if job.optimizer.state == "8bit" else None,
+        "offload": "set" if {job.offload.optimizer, job.offload.params, job.offload.activations} != {"none"} else None,
+        "precision.master": precision.master if precision.master not in (None, precision.params) else None,
+        "precision.params": precision.params if precision.params not in DTYPES else None,
+        "precision.compute": precision.compute if precision.compute not in DTYPES else None,
+    }
+    for key, value in refused.items():
+        if value is not None:
+            raise Unsupported("is not traced from a job", key=key, value=value, remedy=_REMEDY)
+
+
+def config_of(job: Job) -> Any:
+    """The installed transformers' configuration object."""
+    try:
+        import transformers
+        from transformers import AutoConfig
+    except ImportError:
+        raise Unsupported("is not installed", key="transformers", remedy="pip install 'ullage[torch]'") from None
+    keys = {
+        key: value
+        for key, value in job.model.keys.as_dict().items()
+        if key not in ("auto_map", "model_type", "dtype", "torch_dtype")
+    }
+    transformers.logging.set_verbosity_error()
+    try:
+        config = AutoConfig.for_model(job.model.model_type, **keys)
+    except ValueError:
+        raise Unsupported(
+            f"is no model type of transformers {transformers.__version__}",
+            key="model.model_type",
+            value=job.model.model_type,
+            remedy=_REMEDY,
+        ) from None
+    config.use_cache = False
+    return config
+
+
+def build(job: Job) -> nn.Module:
+    """The model itself, in training mode, with recomputation on where the job says so."""
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(job)
+    try:
+        model: Any = AutoModelForCausalLM.from_config(
+            config,
+            attn_implementation=_ATTENTION[job.attention],
+            dtype=DTYPES[job.precision.params],
+            trust_remote_code=False,
+        )
+    except ValueError as error:
+        raise InvalidInput(
+            f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
+        ) from None
+    model.train()
+    if job.recompute.kind == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def layers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks that FSDP wraps: transformers names their classes in ``_no_split_modules``."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:
+    shape = (job.data.micro_batch, job.data.seq_len)
+    ids = torch.randint(0, vocab, shape)
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    if job.data.padding_mask:
+        mask = torch.ones(shape, dtype=torch.long)
+        mask[:, -max(1, job.data.seq_len // 4) :] = 0
+        batch["attention_mask"] = mask
+    return batch
+
+
+def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    model = build(job)
+    wrapped = _wrapped(job, model)
+    optimizer = _optimizer(job, wrapped)
+    batch = batch_of(job, model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+
+    def step() -> None:
+        for number in range(job.data.grad_accum):
+            with _unsynced(job, wrapped, last=number == job.data.grad_accum - 1):
+                with _autocast(job):
+                    loss = wrapped(**batch, use_cache=False).loss
+                loss.backward()
+                del loss
+        if job.grad_clip:
+            torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return wrapped, optimizer, step
+
+
+def _autocast(job: Job) -> AbstractContextManager[Any]:
+    if not job.precision.autocast:
+        return nullcontext()
+    return torch.autocast("cpu", dtype=DTYPES[job.precision.compute])
+
+
+def _unsynced(job: Job, model: Any, *, last: bool) -> AbstractContextManager[Any]:
+    """Gradients are reduced in the last micro-batch alone, as DDP's no_sync does; FSDP2 reduces in each."""
+    if job.engine.name == "ddp" and job.layout.dp > 1 and not last:
+        context: AbstractContextManager[Any] = model.no_sync()
+        return context
+    return nullcontext()
+
+
+def _wrapped(job: Job, model: nn.Module) -> nn.Module:
+    if job.layout.dp == 1:
+        return model
+    if job.engine.name == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    precision = job.precision
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
+    mesh = init_device_mesh("cpu", (job.layout.dp,))
+    if job.engine.shard_group not in (None, job.layout.dp):
+        raise Unsupported(
+            "is not traced from a job", key="engine.shard_group", value=job.engine.shard_group, remedy=_REMEDY
+        )
+    resharded = job.engine.zero_stage == 3
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=resharded)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=resharded)
+    return model
+
+
+def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    kind = kinds[job.optimizer.name]
+    made: torch.optim.Optimizer = kind(model.parameters(), lr=1e-4, **_IMPLS[job.optimizer.impl])
+    return made

@@ -1,0 +1,24 @@
+"""No engine accepts a key that its account ignores."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.properties.jobs import ENGINES, job
+from ullage.api import estimate
+from ullage.errors import Unsupported
+
+LORA = {"rank": 8, "targets": ["q_proj"]}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize(("key", "value"), [("lora", LORA), ("freeze", ["*embed*"])])
+def test_what_no_account_reads_is_refused_by_name(engine: dict[str, object], key: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=key):
+        estimate(job(engine, data={"seq_len": 256}, **{key: value}))
+
+
+@pytest.mark.parametrize("name", ["ddp", "megatron"])
+def test_offload_that_an_engine_does_not_have_is_refused(name: str) -> None:
+    with pytest.raises(Unsupported, match=r"offload\.optimizer"):
+        estimate(job({"name": name}, data={"seq_len": 256}, offload={"optimizer": "cpu"}))
