@@ -71,6 +71,7 @@ def context_of(job: Job, graph: Graph) -> Context:
         params=precision.params,
         residual=precision.params if precision.autocast else compute,
         autocast=precision.autocast,
+        fp8=precision.compute == "fp8",
         tp=layout.tp,
         sp=layout.sp,
         cp=layout.cp,

@@ -200,6 +200,11 @@ class ReplicaStep:
         return nodes
 
 
+def states(job: Job, groups: tuple[Group, ...]) -> tuple[tuple[Item, int], ...]:
+    """The optimizer's states; SGD has momentum where ``engine.options.momentum`` says so (torch's default is 0)."""
+    return optimizers.states(job.optimizer, groups, momentum=bool(job.engine.options.get("momentum")))
+
+
 def steps_in_backward(job: Job) -> bool:
     return job.engine.options.get("optimizer_in_bwd") is True
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
 from ullage.kernels.lowering import lower_ops, module_segments
+from ullage.kernels.megatron_common import eight_bit_input, gathers
 from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import BATCH, SEQ, Block, Op
@@ -45,15 +46,6 @@ def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, .
     return module_segments(steps, names, discards_output=frozenset({"layernorm", "moe_act", "mla_up_proj"}))
 
 
-def is_local(context: Context) -> bool:
-    return context.option("transformer_impl", "transformer_engine") == "local"
-
-
-def gathers(context: Context) -> bool:
-    """Whether tensor-parallel linears gather their input and scatter their output over the sequence."""
-    return context.sp and context.tp > 1
-
-
 def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """Fused norm: saves its input and one or two fp32 statistics a row."""
     (op,) = ops
@@ -85,12 +77,13 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         total = sum(context.tensor(op.outputs[0]).bytes for op in ops)
         formula = " + ".join(context.tensor(op.outputs[0]).formula for op in ops)
         output = Buffer(fused_name(first), total, f"{name} projection output", formula)
+    kept = eight_bit_input(first, name, context)
     steps.append(
         Step(
             name=name,
             reads=first.inputs,
-            writes=(output,),
-            saves=first.inputs,
+            writes=(output, *kept),
+            saves=tuple(buffer.name for buffer in kept) or first.inputs,
             scratch=_forward_buffers(first, name, context),
             backward_scratch=_backward_buffers(first, name, context),
             weights=weights,

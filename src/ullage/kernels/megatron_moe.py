@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.kernels.megatron_common import eight_bit_input
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
 
@@ -44,12 +45,13 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     weights = tuple(context.weight(param.name, param.dims, fusable=True) for op in ops for param in op.params)
     if len(ops) == 1:
         output = context.tensor(first.outputs[0], f"{first.name} output")
+        kept = eight_bit_input(first, first.name, context)
         return [
             Step(
                 name=first.name,
                 reads=first.inputs,
-                writes=(output,),
-                saves=first.inputs,
+                writes=(output, *kept),
+                saves=tuple(buffer.name for buffer in kept) or first.inputs,
                 weights=weights,
                 module=first.module,
             )
@@ -61,12 +63,13 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         what="fused gate and up output of the experts",
         copies=len(ops),
     )
+    kept = eight_bit_input(first, name, context)
     return [
         Step(
             name=name,
             reads=first.inputs,
-            writes=(fused,),
-            saves=first.inputs,
+            writes=(fused, *kept),
+            saves=tuple(buffer.name for buffer in kept) or first.inputs,
             weights=weights,
             module=first.module,
         ),

@@ -117,6 +117,7 @@ class Context:
     params: str = "bf16"
     residual: str = "bf16"
     autocast: bool = False
+    fp8: bool = False
     tp: int = 1
     sp: bool = False
     cp: int = 1

@@ -7,6 +7,8 @@ from ullage.kernels.step import Buffer
 from ullage.kernels.transformers_linear import matmul
 from ullage.model.graph import BATCH, SEQ, Dim, Op
 
+LABELS_SHIFTED_SINCE = "2024-07-28"
+"""Until then the recipe copied the shifted logits and named the copy through the backward (recipes/full_finetune_single_device.py)."""
 DEFAULT_CHUNKS = 8
 """CEWithChunkedOutputLoss(num_output_chunks=8)."""
 
@@ -46,10 +48,20 @@ def loss(tape: Tape, op: Op) -> Value:
     if tape.context.loss == "chunked":
         return _chunked(tape, op)
     logits = tape[op.inputs[0]]
+    if (tape.context.version or LABELS_SHIFTED_SINCE) < LABELS_SHIFTED_SINCE:
+        logits = _shifted(tape, logits)
     output = tape.like(op.outputs[0], "fp32")
     result = _compiled(tape, "loss", logits, output) if tape.context.option("compile_loss") else _eager(tape, "loss", logits, output)
     tape.hold(logits)
     return result
+
+
+def _shifted(tape: Tape, logits: Value) -> Value:
+    """logits[..., :-1, :].contiguous(), a copy that lives as long as its own backward."""
+    dims: tuple[Dim, ...] = (BATCH, tape.context.size(SEQ) - 1, "vocab")
+    cut = tape.view(logits, "logits.cut", dims, copies=True)
+    copy = Value("logits.shifted", dims, logits.dtype)
+    return tape.emit(copy.name, (cut,), copy, what="shifted logits", saves=(copy,), passes=(cut,))
 
 
 def _chunked(tape: Tape, op: Op) -> Value:

@@ -103,7 +103,10 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "combine": ("mlp_in",),
 }
 """op -> what the frames that return with it name."""
+_LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe.rotated", "q_final", "k_final", "v")
 _LOCALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "deepseek_v2": {"o_proj": _LATENT},
+    "deepseek_v3": {"o_proj": _LATENT},
     "gpt2": {
         "o_proj": (),
         "attention_add": ("attention_in",),

@@ -33,6 +33,7 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     grouped = context.size("kv_heads") < context.size("heads") and "nope_dim" not in context.sizes
     if grouped and (masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim")):
         k, v = (_repeated(tape, one) for one in (k, v))
+    named = (k, v)
     k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
     mask: tuple[str, ...] = ()
     beside: list[Buffer] = []
@@ -55,6 +56,7 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     )
     if made is not output:
         tape.emit("attention", (made,), output, what="attention output, tokens first", passes=(made,))
+    tape.hold(*named)
     return output
 
 
@@ -178,7 +180,7 @@ def _autocast_bmm(tape: Tape, value: Value, name: str, *, copies: bool) -> Value
     compute = tape.context.compute
     if value.dtype != compute:
         value = tape.cast(value, compute, f"{name}.{compute}")
-    if not copies:
+    if not copies or tape.context.size(BATCH) == 1:  # one sequence's heads are a batch of matrices as they lie
         return value
     return tape.emit(name, (value,), Value(name, value.dims, value.dtype), passes=(value,))
 

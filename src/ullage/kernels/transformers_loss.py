@@ -32,12 +32,10 @@ def loss(tape: Tape, op: Op) -> Value:
     upcast = version >= (4, 31) and context.option("logits_upcast", True) is not False
     wide = tape.cast(logits, "fp32", "logits.fp32") if upcast else logits
     shifts = version < (4, 49)
-    scored = _shifted(tape, wide) if shifts else wide
-    if context.autocast:
-        scored = tape.cast(scored, "fp32", "logits.autocast")
+    named = _shifted(tape, wide) if shifts else wide
+    scored = tape.cast(named, "fp32", "logits.autocast") if context.autocast else named
     result = _cross_entropy(tape, op, scored)
-    if shifts and scored.name != wide.name and context.size(BATCH) > 1:
-        tape.hold(scored)
+    tape.hold(named)
     tape.hold(wide)
     if version >= (4, 46) or not upcast:
         tape.hold(logits)

@@ -56,6 +56,7 @@ def _top_k(tape: Tape, probs: Value) -> Value:
     best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
     indices = tape.context.buffer("router.indices", best.dims, "int64", "experts of each token")
     tape.emit(best.name, (probs,), best, what="best routing probabilities", beside=(indices,), saves=(indices.name,))
+    tape.define(Value(indices.name, (), "int64"))
     return best
 
 
@@ -93,6 +94,7 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
     best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
     choice = tuple(tape.scratch(f"router.choice{at}", probs) for at in range(2))
     tape.emit(best.name, (probs,), best, what="scores of the chosen experts", beside=(indices,), saves=(indices.name,), scratch=choice)
+    tape.define(Value(indices.name, (), "int64"))
     if tape.family == "deepseek_v3":
         best = _sum_to_one(tape, best, "router.best_normalised")
     return tape.scale(best, "scores")
@@ -160,10 +162,16 @@ def combine(tape: Tape, op: Op) -> Value:
     inverse = tape.context.buffer("combine.inverse", (ROUTED,), "int64", "combine: inverse permutation")
     numbers = tape.context.buffer("combine.numbers", (ROUTED,), "int64", "combine: numbers of the slots")
     tape.emit("combine.invert", (), None, beside=(inverse,), scratch=(numbers,))
+    order = tape.define(Value(inverse.name, (), "int64"))
     ordered = Value("combine.ordered", rows.dims, dtype)
-    tape.emit(ordered.name, (weighted,), ordered, what="experts' output in the tokens' order", saves=(inverse.name,))
-    tape.define(Value(inverse.name, (), "int64"))
-    tape.hold(tape[inverse.name])
+    tape.emit(
+        ordered.name,
+        (weighted, order),
+        ordered,
+        what="experts' output in the tokens' order",
+        saves=(order,),
+        no_grad=(order,),
+    )
     total = Value("combine.sum", op.outputs[0].dims, dtype)
     output = tape.like(op.outputs[0], tape["attention_in"].dtype if "attention_in" in tape.values else tape.context.residual)
     final = total if dtype != output.dtype else output
@@ -171,13 +179,13 @@ def combine(tape: Tape, op: Op) -> Value:
     if final is not output:
         tape.cast(final, output.dtype, output.name)
     names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
-    tape.hold(ordered, final, rows, source, tape["rows"], *(tape[name] for name in names if name in tape.values))
+    tape.hold(ordered, final, rows, source, order, tape["rows"], *(tape[name] for name in names if name in tape.values))
     _hold_router(tape)
     return tape.define(output)
 
 
 def _hold_router(tape: Tape) -> None:
-    for name in ("router.logits", "scores"):
+    for name in ("router.logits", "router.indices", "scores"):
         if name in tape.values:
             tape.hold(tape[name])
 

@@ -60,11 +60,28 @@ class Moment:
     op: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOp:
+    """One op of the last step. at: the time before it ran. reads: births of the allocations that it reads.
+
+    node: in a forward the number that autograd's next node will have (its own is the one before); in a backward the number of the
+    node that runs, -1 between two nodes.
+    """
+
+    op: str
+    module: str
+    at: int
+    node: int
+    phase: str
+    reads: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """A run: everything that it allocated, in order of birth.
 
     name: of what was traced. modules: qualified name -> class. rank, world: of the process group that it ran as one rank of.
+    ops: what ran in the last step, where it was asked for.
     """
 
     name: str
@@ -75,6 +92,7 @@ class Trace:
     rank: int = 0
     world: int = 1
     notes: tuple[str, ...] = ()
+    ops: tuple[TracedOp, ...] = ()
 
     @cached_property
     def _changes(self) -> tuple[tuple[int, int, Allocation], ...]:
@@ -119,7 +137,8 @@ class Trace:
     def peak(self, start: int = 0, stop: int | None = None) -> Moment:
         """The highest point in [start, stop), the first if there are several; all of the trace by default."""
         live = 0
-        best, top = -1, (start, None)
+        best = -1
+        top: tuple[int, Allocation | None] = (start, None)
         for at, change, one in self._changes:
             if stop is not None and at >= stop:
                 break
@@ -130,10 +149,9 @@ class Trace:
                 best, top = live, (at, one)
         if best < 0:
             best = live
-        at, one = top
-        if one is None:
-            return Moment(bytes=best, at=at, phase=str(self.phase(at)), module="", op="")
-        return Moment(bytes=best, at=at, phase=str(self.phase(at)), module=one.module, op=one.op)
+        at, made = top
+        module, op = (made.module, made.op) if made is not None else ("", "")
+        return Moment(bytes=best, at=at, phase=str(self.phase(at)), module=module, op=op)
 
     @property
     def steady(self) -> Moment:

@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ullage.trace import sharded
-from ullage.trace.recorder import Recorder, replaced
+from ullage.trace.patch import replaced
+from ullage.trace.recorder import Recorder
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 | choice | on CUDA | on the CPU | where |
 |---|---|---|---|
-| optimizer, neither flag given | foreach | for-loop | torch/utils/_foreach_utils.py, _get_foreach_kernels_supported_devices |
-| dropout | native_dropout keeps a mask of bytes | a noise tensor in the input's type | aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable |
+| optimizer, neither flag given | foreach | for-loop | torch/utils/_foreach_utils.py |
+| dropout | a mask of bytes is saved | noise in the input's type is | aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable |
 | attention with dropout | the flash kernel all the same | the math path | aten/src/ATen/native/transformers/sdp_utils_cpp.cpp |
 """
 
@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.optim import optimizer
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
-from ullage.trace.recorder import replaced
+from ullage.trace.patch import replaced
 
 
 @contextmanager
 def cuda() -> Iterator[None]:
     """CPU tensors are treated as CUDA's for as long as this lasts."""
     attention = functional.scaled_dot_product_attention
-    devices = optimizer._get_foreach_kernels_supported_devices()
+    devices = _get_foreach_kernels_supported_devices()
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if not training or p in (0.0, 1.0) or inplace or not input.numel():

@@ -39,7 +39,7 @@ def _refuse(job: Job) -> None:
         "layout.pp": layout.pp if layout.pp > 1 else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
-        "recompute": job.recompute.kind if job.recompute.kind not in ("none", "full") else None,
+        "recompute": job.recompute.kind if job.recompute.kind not in ("none", "full", "every") else None,
         "attention": job.attention if job.attention not in _ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         "lora": "set" if job.lora is not None else None,
@@ -69,7 +69,7 @@ def config_of(job: Job) -> Any:
         for key, value in job.model.keys.as_dict().items()
         if key not in ("auto_map", "model_type", "dtype", "torch_dtype")
     }
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.for_model(job.model.model_type, **keys)
     except ValueError:
@@ -89,7 +89,7 @@ def build(job: Job) -> nn.Module:
 
     config = config_of(job)
     try:
-        model: Any = AutoModelForCausalLM.from_config(
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             attn_implementation=_ATTENTION[job.attention],
             dtype=DTYPES[job.precision.params],
@@ -100,10 +100,21 @@ def build(job: Job) -> nn.Module:
             f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
         ) from None
     model.train()
-    if job.recompute.kind == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    _recompute(job, model)
     assert isinstance(model, nn.Module)
     return model
+
+
+def _recompute(job: Job, model: Any) -> None:
+    if job.recompute.kind == "none":
+        return
+    every = job.recompute.every if job.recompute.kind == "every" else 1
+    if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    elif every == 1:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        raise Unsupported("is not in the transformers that is installed", key="recompute.every", value=every)
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_next_number: Any = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+next_number: Any = torch._C._autograd._get_sequence_nr
 _current_node: Any = torch._C._current_autograd_node
 
 
@@ -52,7 +52,7 @@ class Places:
 
     def _note(self) -> None:
         path = self.stack[-1] if self.stack else ""
-        number = _next_number()
+        number = next_number()
         if self._starts[-1] == number:
             self._paths[-1] = path
         elif self._starts[-1] < number:  # numbers of another thread's counter say nothing here
@@ -68,6 +68,11 @@ class Places:
         if variable is not None:
             return self.params.get(id(variable), "").rpartition(".")[0]
         return self.of_number(node._sequence_nr())
+
+    def number(self) -> int:
+        """Of the autograd node whose backward runs; -1 between two nodes and where a gradient is accumulated."""
+        node = _current_node()
+        return -1 if node is None or hasattr(node, "variable") else int(node._sequence_nr())
 
     @property
     def recomputing(self) -> bool:

@@ -8,60 +8,31 @@ transient of the backward that became ``.grad`` is a gradient, a tensor of the f
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ullage.errors import Unsupported
 from ullage.memory.program import round_up
 from ullage.trace import values
-from ullage.trace.events import Allocation, Mark, Trace
-from ullage.trace.places import Places
+from ullage.trace.events import Mark, Trace, TracedOp
+from ullage.trace.lives import Life, Storage, allocation, inner_tensors
+from ullage.trace.places import Places, next_number
 
 COLLECTIVES = ("c10d", "fsdp")
 """Namespaces of ops that work in place on communication buffers (functional collectives make ordinary tensors)."""
 
 
-class Storage:
-    """What is known of one storage, over all the lives that ``resize_`` gives it."""
-
-    __slots__ = ("category", "communicates", "life", "name", "watch")
-
-    def __init__(self) -> None:
-        self.category = ""
-        self.name = ""
-        self.communicates = False
-        self.life: Life | None = None
-        self.watch: weakref.ref[Any] | None = None
-
-
-class Life:
-    """One stretch of a storage's being allocated."""
-
-    __slots__ = ("birth", "bytes", "death", "dtype", "mark", "module", "op", "recompute", "shape", "storage", "stream")
-
-    def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
-        self.storage = storage
-        self.bytes = n_bytes
-        self.birth = birth
-        self.death: int | None = None
-        self.module = self.op = self.dtype = ""
-        self.shape: tuple[int, ...] = ()
-        self.stream = self.mark = 0
-        self.recompute = 0  # the recomputation that it was born in, 0: none
-
-
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it innermost. fake: the mode that runs below it, None where the tensors are real. device: whose memory is recorded."""
 
     def __init__(self, *, fake: FakeTensorMode | None = None, device: str = "cpu") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = fake
         self.device = device
         self.places = Places()
@@ -75,6 +46,7 @@ class Recorder(TorchDispatchMode):
         self.backwards = 0  # running, one inside the other
         self.recomputes: list[int] = [0]  # when each recomputation ended
         self.model: nn.Module | None = None
+        self.ops: list[TracedOp] | None = None  # of the step that runs, where they are asked for
 
     def mark(self, what: str) -> None:
         """A phase begins."""
@@ -93,10 +65,9 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a DTensor runs ops of its own on its inner tensors: those are recorded
         if self.paused:
             return func(*args, **kwargs)
-        if self.fake is None:
-            out = func(*args, **kwargs)
-        else:
-            out = values.follow(func, args, kwargs, self.fake)
+        if self.ops is not None:
+            self._note(self.ops, func, args, kwargs)
+        out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
             self._communicates(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
@@ -104,6 +75,25 @@ class Recorder(TorchDispatchMode):
         elif out is not None:
             self._see_all(out, func)
         return out
+
+    def _note(self, ops: list[TracedOp], func: Any, args: Any, kwargs: Any) -> None:
+        """Adds an op to the list of what ran, with the allocations that it reads."""
+        reads = []
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == self.device:
+                storage = self.storages.get(leaf.untyped_storage()._cdata)
+                if storage is not None and storage.life is not None:
+                    reads.append(storage.life.birth)
+        ops.append(
+            TracedOp(
+                op=func._schema.name.replace("::", "."),
+                module=self.places.current(),
+                at=self.clock,
+                node=self.places.number() if self.backwards else next_number(),
+                phase=self.phase,
+                reads=tuple(dict.fromkeys(reads)),
+            )
+        )
 
     def _see_all(self, out: Any, func: Any) -> None:
         for leaf in tree_leaves(out):
@@ -221,6 +211,8 @@ class Recorder(TorchDispatchMode):
     def begin_step(self, number: int) -> None:
         self.step = number
         self.mark("forward")
+        if self.ops is not None:
+            self.ops.clear()
 
     def begin_backward(self) -> int:
         """Returns what ``end_backward`` takes."""
@@ -286,58 +278,17 @@ class Recorder(TorchDispatchMode):
     def trace(self, name: str, *, rank: int = 0, world: int = 1, notes: Iterable[str] = ()) -> Trace:
         return Trace(
             name=name,
-            allocations=tuple(self._allocation(life) for life in self.lives if life.bytes),
+            allocations=tuple(
+                allocation(life, self.marks, self.recomputes, self.clock) for life in self.lives if life.bytes
+            ),
             marks=tuple(self.marks),
             end=self.clock + 1,
             modules=tuple(self.places.classes.items()),
             rank=rank,
             world=world,
             notes=tuple(notes),
+            ops=tuple(self.ops or ()),
         )
-
-    def _allocation(self, life: Life) -> Allocation:
-        mark = self.marks[life.mark]
-        return Allocation(
-            bytes=life.bytes,
-            category=self._category(life, mark),
-            module=life.module,
-            op=life.op,
-            birth=life.birth,
-            death=life.death,
-            phase=str(mark),
-            dtype=life.dtype,
-            shape=life.shape,
-            name=life.storage.name,
-            stream=life.stream,
-        )
-
-    def _category(self, life: Life, mark: Mark) -> str:
-        storage = life.storage
-        if storage.category:
-            return storage.category
-        if storage.communicates:
-            return "communication"
-        death = self.clock if life.death is None else life.death
-        if life.recompute:
-            ends = self.recomputes[life.recompute] if life.recompute < len(self.recomputes) else self.clock
-            return "activations" if death > ends else "transient"
-        if mark.what == "load":
-            return "input" if death > next((one.at for one in self.marks if one.step), death) else "transient"
-        if mark.what != "forward":
-            return "transient"
-        backward = next((one.at for one in self.marks[life.mark :] if one.what == "backward"), None)
-        return "activations" if backward is not None and death > backward else "transient"
-
-
-def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a wrapper such as DTensor is made of; the tensor itself where it is none."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh too
-                yield from inner_tensors(inner)
-    else:
-        yield tensor
 
 
 def _has(device: str) -> bool:
@@ -347,14 +298,3 @@ def _has(device: str) -> bool:
 
 def _wrapped(types: Iterable[type]) -> bool:
     return any(hasattr(one, "__tensor_flatten__") and hasattr(one, "__tensor_unflatten__") for one in types)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """An attribute is ``new`` for a while."""
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

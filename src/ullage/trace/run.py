@@ -24,7 +24,8 @@ from ullage.trace.failures import told
 from ullage.trace.guard import guarded
 from ullage.trace.hooks import watching
 from ullage.trace.like import cuda as like_cuda
-from ullage.trace.recorder import Recorder, replaced
+from ullage.trace.patch import replaced
+from ullage.trace.recorder import Recorder
 
 Factory = Callable[[], tuple[nn.Module, Any, Callable[[], object]]]
 """Returns a model, its optimizer (None: there is none) and a function that runs one whole step, from forward to zero_grad."""
@@ -36,16 +37,19 @@ _SHAPE = "(model, optimizer or None, a function that runs one step)"
 
 
 def trace(
-    factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1, like: str = "cuda"
+    factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1, like: str = "cuda", ops: bool = False
 ) -> Trace:
     """The allocations of ``steps`` steps of what ``factory`` returns, run on fake tensors as one rank of ``world``.
 
-    like: "cuda" or "cpu", whose choices are taken where torch makes them by the device (like.py).
+    like: "cuda" or "cpu", whose choices are taken where torch makes them by the device (like.py). ops: with what ran in the last
+    step, for graph.py.
 
     Raises Unsupported where the code asks for values or has an op that fake tensors do not know, InvalidInput where it fails.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(fake=mode)
+    if ops:
+        recorder.ops = []
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(_process_group(rank, world))

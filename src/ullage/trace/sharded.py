@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ullage.trace.recorder import Recorder, replaced
+from ullage.trace.patch import replaced
+from ullage.trace.recorder import Recorder
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
     def with_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._comm_hooks:
             self.register_comm_hook(recorder, _reduced_in_place)
-        with _RealIndices():
+        with _RealIndices():  # type: ignore[no-untyped-call]
             return ready(self, *args, **kwargs)
 
     with ExitStack() as stack:
@@ -50,7 +51,7 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-class _RealIndices(TorchDispatchMode):
+class _RealIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """DDP agrees on its buckets by sending their indices around and reading them back: small integers, made for real here."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,12 +59,12 @@ class _RealIndices(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         integers = all(one.dtype == torch.int32 and type(one) is torch.Tensor for one in tensors)
         if integers and (tensors or kwargs.get("dtype") == torch.int32):
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _reduced_in_place(recorder: Recorder, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _reduced_in_place(recorder: Recorder, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """What DDP's own hook does: the bucket is divided and reduced where it lies (torch/csrc/distributed/c10d/default_comm_hooks.cpp)."""
     buffer: torch.Tensor = bucket.buffer()
     recorder.tag(buffer, "communication", "gradient bucket", only_new=True)

@@ -77,5 +77,5 @@ def _beside(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 def _real(func: Any, args: Any, kwargs: Any) -> Any:
     kwargs = {key: one for key, one in kwargs.items() if key != "device"}
     real_args, real_kwargs = tree_map_only(torch.Tensor, value, (tuple(args), kwargs))
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         return func(*real_args, **real_kwargs)

@@ -92,6 +92,27 @@ def dummy_gradients(rank: Rank, context: Context) -> list[Item]:
     ]
 
 
+MATRICES = ("linear", "grouped_linear")
+
+
+def eight_bit_weights(job: Job, rank: Rank) -> list[Item]:
+    """In fp8 every TE linear keeps its weight quantised, by rows and by columns, beside the bf16 one (module/base.py get_weight_workspace)."""
+    if job.precision.compute != "fp8" or job.engine.options.get("transformer_impl") == "local":
+        return []
+    names = {
+        f"{run.block.name}.{op.params[0].name}"
+        for part in rank.chunks
+        for run in part.runs
+        for op in run.block.ops
+        if op.kind in MATRICES and op.params and not op.name.endswith("lm_head")
+    }
+    numel = sum(local.total for local in rank.params if local.name in names)
+    return [
+        sized("parameters", f"weights in fp8, by {order}", numel, "fp8", lives="from the first micro-batch on")
+        for order in ("rows", "columns")
+    ]
+
+
 def workspaces(job: Job, rank: Rank) -> list[Item]:
     """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own.
 
@@ -106,7 +127,8 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
         why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for" if deterministic else found.source
         items += [_workspace(f"cuBLAS workspace of the {thread}", size, why, found.provenance) for thread in THREADS]
     if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
-        found = overheads.te_workspace_bytes(device)
+        userbuffers = flag(job.engine.options, "tp_comm_overlap", False) and job.layout.tp > 1
+        found = overheads.te_workspace_bytes(device, streams=USERBUFFER_STREAMS if userbuffers else 1)
         items.append(_workspace(found.what, found.bytes, found.source, found.provenance))
         if job.engine.options.get("moe_grouped_gemm") and any(param.expert for param in rank.params):
             many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
@@ -127,6 +149,7 @@ def _workspace(what: str, size: int, formula: str, provenance: str) -> Item:
     )
 
 
+USERBUFFER_STREAMS = 3  # the same: with overlapped tensor-parallel communication there are three workspaces
 GROUPED_GEMM_STREAMS = 4  # TransformerEngine pytorch/cpp_extensions/gemm.py: one workspace for each compute stream
 THREADS = ("main thread", "autograd thread")
 DETERMINISTIC_WORKSPACE_BYTES = 8 * 4096 * KIB  # :4096:8 is eight buffers of 4096 KiB

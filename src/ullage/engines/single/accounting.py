@@ -12,6 +12,7 @@ from ullage.engines.replica import (
     parameters,
     refuse,
     replayer_of,
+    states,
     steps_in_backward,
 )
 from ullage.errors import Unsupported
@@ -27,7 +28,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     if job.layout.world > 1:
         raise Unsupported("runs on one device", key="engine.name", value="single", remedy="name ddp, fsdp2 or deepspeed")
     groups = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
-    states = optimizers.states(job.optimizer, groups)
+    moments = states(job, groups)
     on_host = job.offload.optimizer != "none"
     held = [parameters(rank, job.precision.params), *master(job, rank), *beside(job, context)]
     in_backward = GradRule(mode="add", temporaries=optimizers.temporaries(job.optimizer))
@@ -40,8 +41,8 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         rules=(lambda _micro_batch: in_backward) if steps_in_backward(job) else keep,
     )
     return Account(
-        static=(*((item, 1) for item in held if item.bytes), *(() if on_host else states)),
+        static=(*((item, 1) for item in held if item.bytes), *(() if on_host else moments)),
         step=step.program(),
-        late=() if on_host else tuple(item for item, _ in states),
-        host_bytes=sum(item.bytes * count for item, count in states) if on_host else 0,
+        late=() if on_host else tuple(item for item, _ in moments),
+        host_bytes=sum(item.bytes * count for item, count in moments) if on_host else 0,
     )

@@ -1,0 +1,27 @@
+"""What several of Megatron's kernels ask of a job, and the 8-bit copies of what its linears multiply."""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Buffer, Context
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Dim, Op
+
+
+def is_local(context: Context) -> bool:
+    return context.option("transformer_impl", "transformer_engine") == "local"
+
+
+def gathers(context: Context) -> bool:
+    """Whether tensor-parallel linears gather their input and scatter their output over the sequence."""
+    return context.sp and context.tp > 1
+
+
+def eight_bit_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
+    """In fp8 a TE linear keeps its input as it multiplied it: one byte an element (pytorch/module/linear.py)."""
+    if not context.fp8 or is_local(context):
+        return ()
+    dims: tuple[Dim, ...] = (ROUTED,) if op.kind == "grouped_linear" else (BATCH, SEQ_SP if gathers(context) else SEQ)
+    inner = op.params[0].dims[-1:] if op.kind == "grouped_linear" else op.attrs["in"]
+    assert isinstance(inner, tuple)
+    if op.attrs.get("parallel") == "row":
+        dims = (BATCH, SEQ)
+    return (context.buffer(f"{name}.fp8_input", (*dims, *inner), "fp8", f"fp8 input of {name}"),)

@@ -1,0 +1,88 @@
+"""What a recorder keeps of a storage while it runs, and what it says of it in the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ullage.trace.events import Allocation, Mark
+
+
+class Storage:
+    """What is known of one storage, over all the lives that ``resize_`` gives it."""
+
+    __slots__ = ("category", "communicates", "life", "name", "watch")
+
+    def __init__(self) -> None:
+        self.category = ""
+        self.name = ""
+        self.communicates = False
+        self.life: Life | None = None
+        self.watch: weakref.ref[Any] | None = None
+
+
+class Life:
+    """One stretch of a storage's being allocated."""
+
+    __slots__ = ("birth", "bytes", "death", "dtype", "mark", "module", "op", "recompute", "shape", "storage", "stream")
+
+    def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
+        self.storage = storage
+        self.bytes = n_bytes
+        self.birth = birth
+        self.death: int | None = None
+        self.module = self.op = self.dtype = ""
+        self.shape: tuple[int, ...] = ()
+        self.stream = self.mark = 0
+        self.recompute = 0  # the recomputation that it was born in, 0: none
+
+
+def allocation(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end: int) -> Allocation:
+    """marks: the phases. recomputes: when each recomputation ended. end: when the trace did."""
+    mark = marks[life.mark]
+    return Allocation(
+        bytes=life.bytes,
+        category=_category(life, marks, recomputes, end),
+        module=life.module,
+        op=life.op,
+        birth=life.birth,
+        death=life.death,
+        phase=str(mark),
+        dtype=life.dtype,
+        shape=life.shape,
+        name=life.storage.name,
+        stream=life.stream,
+    )
+
+
+def _category(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end: int) -> str:
+    storage, mark = life.storage, marks[life.mark]
+    if storage.category:
+        return storage.category
+    if storage.communicates:
+        return "communication"
+    death = end if life.death is None else life.death
+    if life.recompute:
+        ends = recomputes[life.recompute] if life.recompute < len(recomputes) else end
+        return "activations" if death > ends else "transient"
+    if mark.what == "load":
+        return "input" if death > next((one.at for one in marks if one.step), death) else "transient"
+    if mark.what != "forward":
+        return "transient"
+    backward = next((one.at for one in marks[life.mark :] if one.what == "backward"), None)
+    return "activations" if backward is not None and death > backward else "transient"
+
+
+def inner_tensors(tensor: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors that a wrapper such as DTensor is made of; the tensor itself where it is none."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh too
+                yield from inner_tensors(inner)
+    else:
+        yield tensor
