@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.properties.jobs import ENGINES, job
+
 from ullage.api import estimate
 from ullage.errors import Unsupported
 

@@ -25,7 +25,10 @@ from ullage.model.decoder import build
 from ullage.model.graph import Block, Graph
 from ullage.model.spec import DecoderSpec
 
-TRACED = json.loads((Path(__file__).parent / "data" / "transformers_traced.json").read_text())
+DATA = Path(__file__).parent / "data"
+TRACED = json.loads((DATA / "transformers_traced.json").read_text())
+OFF = json.loads((DATA / "transformers_traced_off.json").read_text())
+PARTS = ("forward_peak", "forward_net", "backward_peak", "backward_net")
 
 
 def block_of(model: Graph, role: str) -> Block:
@@ -46,8 +49,7 @@ def program(
     return replayer.program(block_of(model, role), mode, GradRule()), context
 
 
-@pytest.mark.parametrize("traced", TRACED, ids=[f"{index}-{one['family']}" for index, one in enumerate(TRACED)])
-def test_a_real_layer_to_the_byte(traced: dict[str, Any]) -> None:
+def replayed(traced: dict[str, Any]) -> dict[str, int]:
     keys = {**traced["config"], "model_type": traced["family"]}
     model = graph(ModelConfig(name="traced", keys=FrozenMap(keys)))
     found, _ = program(
@@ -62,12 +64,23 @@ def test_a_real_layer_to_the_byte(traced: dict[str, Any]) -> None:
         padding_mask=traced["padding"],
         device="cpu",
     )
-    assert {
-        "forward_peak": found.forward.peak_bytes,
-        "forward_net": found.forward.delta_bytes,
-        "backward_peak": found.backward.peak_bytes,
-        "backward_net": found.backward.delta_bytes,
-    } == {name: traced[name] for name in ("forward_peak", "forward_net", "backward_peak", "backward_net")}
+    sizes = (found.forward.peak_bytes, found.forward.delta_bytes, found.backward.peak_bytes, found.backward.delta_bytes)
+    return dict(zip(PARTS, sizes, strict=True))
+
+
+@pytest.mark.parametrize("traced", TRACED, ids=[f"{index}-{one['family']}" for index, one in enumerate(TRACED)])
+def test_a_real_layer_to_the_byte(traced: dict[str, Any]) -> None:
+    assert replayed(traced) == {part: traced[part] for part in PARTS}
+
+
+@pytest.mark.parametrize("traced", OFF, ids=[f"{index}-{one['family']}" for index, one in enumerate(OFF)])
+def test_a_real_layer_that_is_off_in_something_small(traced: dict[str, Any]) -> None:
+    """What is saved is equal here too. Off: router arithmetic (tokens x top-k), masks that a checkpoint's closure holds, temporaries of
+    a recomputation that ends early, and layers of a few kilobytes where 512-byte rounding shows."""
+    found = replayed(traced)
+    assert found["forward_net"] == traced["forward_net"]
+    for part in ("forward_peak", "backward_peak"):
+        assert found[part] == pytest.approx(traced[part], rel=0.08)
 
 
 # -- closed forms of a llama layer
@@ -142,7 +155,9 @@ LOSS = [
 
 
 @pytest.mark.parametrize(("version", "autocast", "forward", "kept", "backward"), LOSS)
-def test_logits_and_loss_by_version(version: str | None, autocast: bool, forward: int, kept: int, backward: int) -> None:
+def test_logits_and_loss_by_version(
+    version: str | None, autocast: bool, forward: int, kept: int, backward: int
+) -> None:
     vocab, seq = 2**20, 256
     model = llama(1.0, 1.0, vocab)
     params = "fp32" if autocast else "bf16"

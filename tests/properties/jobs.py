@@ -86,7 +86,9 @@ def jobs(draw: st.DrawFn) -> Job:
             "micro_batch": draw(st.integers(1, 3)),
             "grad_accum": draw(st.integers(1, 5)),
         },
-        "recompute": draw(st.sampled_from(RECOMPUTE if name in SELECTIVE else [how for how in RECOMPUTE if how != "selective"])),
+        "recompute": draw(
+            st.sampled_from(RECOMPUTE if name in SELECTIVE else [how for how in RECOMPUTE if how != "selective"])
+        ),
         "attention": draw(st.sampled_from(["flash", "eager"])),
         "optimizer": {"name": "adamw", "impl": draw(st.sampled_from(["fused", "foreach", "for-loop"]))},
         "precision": draw(st.sampled_from(["bf16-mixed", "bf16"])),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.properties.jobs import ENGINES, job, jobs
+
 from ullage.api import estimate
 from ullage.engines.registry import account, ranks_of
 from ullage.job.job import Job

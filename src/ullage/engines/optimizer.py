@@ -82,7 +82,12 @@ def local_shape(local: LocalParam, run: Run, context: Context) -> tuple[int, ...
     sizes = [context.size(dim) for dim in dims]
     for op in run.block.ops:
         inner = op.attrs.get("in")
-        if local.param in op.params and isinstance(inner, tuple) and dims[-len(inner) :] == inner and len(dims) > len(inner):
+        if (
+            local.param in op.params
+            and isinstance(inner, tuple)
+            and dims[-len(inner) :] == inner
+            and len(dims) > len(inner)
+        ):
             return prod(sizes[: -len(inner)]), prod(sizes[-len(inner) :])
     return tuple(sizes)
 

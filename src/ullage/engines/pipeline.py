@@ -13,7 +13,13 @@ ChunkNode = Callable[[int], Node]
 
 
 def scheduled(
-    layout: Layout, rank: int, micro_batches: int, forward: ChunkNode, backward: ChunkNode, *, group_size: int | None = None
+    layout: Layout,
+    rank: int,
+    micro_batches: int,
+    forward: ChunkNode,
+    backward: ChunkNode,
+    *,
+    group_size: int | None = None,
 ) -> Node:
     """Every forward and backward of a rank in order, runs of equal patterns folded."""
     plan = actions(

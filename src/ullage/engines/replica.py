@@ -34,7 +34,10 @@ def refuse(job: Job) -> None:
         raise Unsupported("is modelled with data parallelism alone", key="engine.name", value=job.engine.name)
     if job.offload.activations != "none" and job.recompute.kind != "full":
         raise Unsupported(
-            "is modelled for checkpointed layers alone", key="offload.activations", value=job.offload.activations, remedy="set recompute: full"
+            "is modelled for checkpointed layers alone",
+            key="offload.activations",
+            value=job.offload.activations,
+            remedy="set recompute: full",
         )
     if job.lora is not None or job.freeze:
         key = "lora" if job.lora is not None else "freeze"
@@ -97,6 +100,7 @@ _ROOT = Item(
     formula="one fp32 number, named by loss.backward() to its end, like the loss",
     lives="the backward",
 )
+
 
 def keep(micro_batch: int) -> GradRule:
     """Gradients stay from the first micro-batch on; those of later ones are added to them."""
@@ -161,7 +165,9 @@ class ReplicaStep:
     def _micro_batch(self, number: int) -> Node:
         rule = self._rule(number)
         offload = self.job.offload.activations != "none"
-        forward = chunks.forward(self.elements, self.replayer, _Offload(self.replayer.context) if offload else Wrap(), rule)
+        forward = chunks.forward(
+            self.elements, self.replayer, _Offload(self.replayer.context) if offload else Wrap(), rule
+        )
         leave = chunks.leave_context(self.elements, self.replayer, rule)
         backward = chunks.backward(self.elements, self.replayer, self._around(rule), rule)
         turn: list[Node] = [alloc(_ROOT), alloc(boundary_grad(_SCALAR))]

@@ -165,4 +165,19 @@ class Job:
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash_once(self, self.model, self.cluster, self.data, self.layout, self.engine, self.precision, self.stack, self.stack_version, self.optimizer, self.recompute, self.attention, self.loss, self.compile)
+        return hash_once(
+            self,
+            self.model,
+            self.cluster,
+            self.data,
+            self.layout,
+            self.engine,
+            self.precision,
+            self.stack,
+            self.stack_version,
+            self.optimizer,
+            self.recompute,
+            self.attention,
+            self.loss,
+            self.compile,
+        )

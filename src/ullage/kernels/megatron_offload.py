@@ -49,5 +49,7 @@ def _sizes(steps: tuple[Step, ...]) -> dict[str, int]:
     sizes = {buffer.name: buffer.bytes for step in steps for buffer in step.writes}
     for step in steps:
         for view, tensor in step.aliases:
-            sizes[view.name if isinstance(view, Buffer) else view] = view.bytes if isinstance(view, Buffer) else sizes[tensor]
+            sizes[view.name if isinstance(view, Buffer) else view] = (
+                view.bytes if isinstance(view, Buffer) else sizes[tensor]
+            )
     return sizes

@@ -26,6 +26,7 @@ STACKS: Mapping[str, str] = {
     "torchtune": "ullage.kernels.torchtune",
     "torchtitan": "ullage.kernels.torchtitan",
     "megatron": "ullage.kernels.megatron",
+    "traced": "ullage.kernels.traced",
 }
 """Where each stack's ``lower(block, context)`` lives; loaded when first asked for, so that a command pays for one stack."""
 

@@ -135,7 +135,9 @@ class Context:
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash_once(self, self.sizes, self.stack, self.version, self.compute, self.params, self.attention, self.options)
+        return hash_once(
+            self, self.sizes, self.stack, self.version, self.compute, self.params, self.attention, self.options
+        )
 
     def size(self, dim: Dim) -> int:
         if isinstance(dim, int):

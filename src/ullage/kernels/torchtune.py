@@ -52,7 +52,9 @@ def norm(tape: Tape, op: Op) -> Value:
     wide = tape.cast(source, "fp32", f"{name}.fp32")
     rows = (*wide.rows, 1)
     two = (tape.scratch(f"{name}.pow", wide), tape.scratch(f"{name}.factor", wide))
-    square = tape.emit(f"{name}.square", (wide,), Value(f"{name}.square", wide.dims, "fp32"), saves=(wide,), backward_scratch=two)
+    square = tape.emit(
+        f"{name}.square", (wide,), Value(f"{name}.square", wide.dims, "fp32"), saves=(wide,), backward_scratch=two
+    )
     root = Value(f"{name}.rsqrt", rows, "fp32")
     tape.emit(root.name, (square,), root, saves=(root,))
     product = (tape.scratch(f"{name}.product32", wide),)
@@ -60,7 +62,9 @@ def norm(tape: Tape, op: Op) -> Value:
     tape.emit(normalised.name, (wide, root), normalised, saves=(wide, root), backward_scratch=product)
     narrow = tape.cast(normalised, source.dtype, f"{name}.narrow")
     param = op.params[0]
-    output = tape.mul_weight(narrow, tape.weight(param.name, param.dims), tape.like(op.outputs[0], source.dtype), f"{name} output")
+    output = tape.mul_weight(
+        narrow, tape.weight(param.name, param.dims), tape.like(op.outputs[0], source.dtype), f"{name} output"
+    )
     tape.hold(source)
     return output
 
@@ -102,7 +106,9 @@ def compiled_mlp(tape: Tape, op: Op) -> Value:
     """silu(gate) * up in one kernel that keeps both."""
     tape.module = op.module
     gate, up = (tape[name] for name in op.inputs)
-    return tape.emit(op.name, (gate, up), tape.like(op.outputs[0], gate.dtype), what="gated activation", saves=(gate, up))
+    return tape.emit(
+        op.name, (gate, up), tape.like(op.outputs[0], gate.dtype), what="gated activation", saves=(gate, up)
+    )
 
 
 def linear(tape: Tape, op: Op) -> Value:

@@ -22,7 +22,11 @@ def rope(tape: Tape, op: Op) -> None:
         wide = tape.cast(source, "fp32", f"{name}.fp32")
         turned = Value(f"{tensor.name}.fp32", tensor.dims, "fp32")
         halves = (tape.scratch(f"{tensor.name}.products", wide),)
-        table = (tape.context.buffer(f"{tensor.name}.table", (BATCH, SEQ, "head_dim"), "fp32", "rotary cache at the packed positions"),)
+        table = (
+            tape.context.buffer(
+                f"{tensor.name}.table", (BATCH, SEQ, "head_dim"), "fp32", "rotary cache at the packed positions"
+            ),
+        )
         packed = is_packed(tape)
         tape.emit(
             turned.name,
@@ -40,7 +44,12 @@ def compiled_rope(tape: Tape, op: Op) -> None:
     """Fused with what surrounds it: nothing is saved and nothing passes by."""
     tape.module = "rope"
     for name, tensor in zip(op.inputs, op.outputs, strict=True):
-        tape.emit(tensor.name, (tape[name],), tape.like(tensor, tape[name].dtype), what=f"{tensor.name[0]} after rotary embedding")
+        tape.emit(
+            tensor.name,
+            (tape[name],),
+            tape.like(tensor, tape[name].dtype),
+            what=f"{tensor.name[0]} after rotary embedding",
+        )
 
 
 def is_packed(tape: Tape) -> bool:
@@ -73,4 +82,6 @@ def _repeated(tape: Tape, value: Value) -> Value:
     """expand(...).flatten(1, 2): a copy for every query head."""
     name = f"{value.name}.repeated"
     dims = (*value.dims[:2], "heads", *value.dims[3:])
-    return tape.emit(name, (value,), Value(name, dims, value.dtype), what=f"{value.name[0]} repeated for every query head")
+    return tape.emit(
+        name, (value,), Value(name, dims, value.dtype), what=f"{value.name[0]} repeated for every query head"
+    )

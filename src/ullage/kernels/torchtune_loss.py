@@ -26,7 +26,9 @@ def head(tape: Tape, op: Op) -> Value:
     source = tape[op.inputs[0]]
     params = [(param.name, param.dims) for param in op.params]
     if tape.context.loss != "chunked":
-        narrow = matmul(tape, "logits.narrow", source, params, Value("logits.narrow", op.outputs[0].dims, tape.context.compute))
+        narrow = matmul(
+            tape, "logits.narrow", source, params, Value("logits.narrow", op.outputs[0].dims, tape.context.compute)
+        )
         return tape.cast(narrow, "fp32", op.outputs[0].name)
     sizes = chunk_sizes(tape)
     parts = tuple(Value(f"head_in.{index}", (BATCH, size, "hidden"), source.dtype) for index, size in enumerate(sizes))
@@ -35,7 +37,9 @@ def head(tape: Tape, op: Op) -> Value:
         rows = part
         if tape.context.size(BATCH) > 1:
             name = f"head_in.{index}.copy"
-            rows = tape.emit(name, (part,), Value(name, part.dims, part.dtype), what="hidden states of a chunk", passes=(part,))
+            rows = tape.emit(
+                name, (part,), Value(name, part.dims, part.dtype), what="hidden states of a chunk", passes=(part,)
+            )
         dims: tuple[Dim, ...] = (BATCH, size, "vocab")
         matmul(tape, f"logits.{index}", rows, params, Value(f"logits.{index}", dims, tape.context.compute))
     tape.hold(source)
@@ -51,7 +55,11 @@ def loss(tape: Tape, op: Op) -> Value:
     if (tape.context.version or LABELS_SHIFTED_SINCE) < LABELS_SHIFTED_SINCE:
         logits = _shifted(tape, logits)
     output = tape.like(op.outputs[0], "fp32")
-    result = _compiled(tape, "loss", logits, output) if tape.context.option("compile_loss") else _eager(tape, "loss", logits, output)
+    result = (
+        _compiled(tape, "loss", logits, output)
+        if tape.context.option("compile_loss")
+        else _eager(tape, "loss", logits, output)
+    )
     tape.hold(logits)
     return result
 
@@ -93,6 +101,10 @@ def _compiled(tape: Tape, name: str, logits: Value, output: Value) -> Value:
     Its decomposition of nll_loss_backward scatters into zeros of the logits' size in fp32 before the softmax is subtracted
     (torch/_decomp/decompositions.py, _nll_loss_backward); a scatter is no pointwise op, so that tensor is made.
     """
-    rows = tape.context.buffer(f"{name}.rows", logits.dims[:-1], "fp32", "maximum and log-sum of each row of logits", copies=2)
+    rows = tape.context.buffer(
+        f"{name}.rows", logits.dims[:-1], "fp32", "maximum and log-sum of each row of logits", copies=2
+    )
     scattered: Buffer = tape.scratch(f"{name}.scattered", logits, "fp32")
-    return tape.emit(output.name, (logits,), output, beside=(rows,), saves=(logits, rows.name), backward_scratch=(scattered,))
+    return tape.emit(
+        output.name, (logits,), output, beside=(rows,), saves=(logits, rows.name), backward_scratch=(scattered,)
+    )

@@ -30,17 +30,21 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
     raise Unsupported(
-        "a traced module has no policy of its own", key="recompute", value="selective", remedy="use full, or name modules"
+        "a traced module has no policy of its own",
+        key="recompute",
+        value="selective",
+        remedy="use full, or name modules",
     )
 
 
 def _step(op: Op) -> Step:
+    """A gradient that outlives the node that made it is one of an alias of its own size, of a tensor without bytes."""
     attrs = op.attrs
     return Step(
         name=op.name,
         reads=_names(attrs, "reads"),
         writes=_buffers(attrs, "writes"),
-        aliases=tuple((buffer, _TOKEN) for buffer in _buffers(attrs, "gradients")),
+        aliases=tuple((buffer, f"{buffer.name}.of") for buffer in _buffers(attrs, "gradients")),
         saves=_names(attrs, "saves"),
         scratch=_buffers(attrs, "scratch"),
         backward_scratch=_buffers(attrs, "backward_scratch"),
@@ -54,10 +58,6 @@ def _step(op: Op) -> Step:
         caches=_names(attrs, "caches"),
         module=op.module,
     )
-
-
-_TOKEN = "token"
-"""A tensor without bytes, whose aliases stand for gradients: they have sizes of their own."""
 
 
 def _names(attrs: FrozenMap, key: str) -> tuple[str, ...]:

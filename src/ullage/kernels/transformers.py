@@ -73,7 +73,10 @@ def _called(ops: tuple[Op, ...]) -> Iterator[Op]:
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
     raise Unsupported(
-        "has no selective recomputation of its own", key="recompute", value="selective", remedy="use full, or name modules"
+        "has no selective recomputation of its own",
+        key="recompute",
+        value="selective",
+        remedy="use full, or name modules",
     )
 
 

@@ -31,7 +31,9 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     q, k, v = (tape[name] for name in op.inputs)
     masked = needs_mask(tape, op)
     grouped = context.size("kv_heads") < context.size("heads") and "nope_dim" not in context.sizes
-    if grouped and (masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim")):
+    if grouped and (
+        masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim")
+    ):
         k, v = (_repeated(tape, one) for one in (k, v))
     named = (k, v)
     k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
@@ -96,11 +98,15 @@ def flash_backward(context: Context, *, shared_heads: bool) -> tuple[Buffer, ...
     sums = context.buffer("softmax_d", (BATCH, "heads", rows), "fp32", "row sums of the attention backward")
     if context.attention == "mem-efficient":
         return (sums,)
-    accumulator = context.buffer("dq_accumulator", (BATCH, rows, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient")
+    accumulator = context.buffer(
+        "dq_accumulator", (BATCH, rows, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"
+    )
     if not shared_heads:
         return (sums, accumulator)
     expanded = (
-        context.buffer(f"d{one}_expanded", (BATCH, SEQ, "heads", "head_dim"), None, f"{one} gradient of every query head")
+        context.buffer(
+            f"d{one}_expanded", (BATCH, SEQ, "heads", "head_dim"), None, f"{one} gradient of every query head"
+        )
         for one in ("k", "v")
     )
     return (sums, accumulator, *expanded)
@@ -113,7 +119,9 @@ def _repeated(tape: Tape, value: Value) -> Value:
         return value
     dims = (*value.dims[:2], "heads", *value.dims[3:])
     name = f"{value.name}.repeated"
-    return tape.emit(name, (value,), Value(name, dims, value.dtype), what=f"{value.name[0]} repeated for every query head")
+    return tape.emit(
+        name, (value,), Value(name, dims, value.dtype), what=f"{value.name[0]} repeated for every query head"
+    )
 
 
 def _scores(name: str, dtype: str) -> Value:
@@ -126,7 +134,9 @@ def _math(tape: Tape, op: Op, q: Value, k: Value, v: Value) -> Value:
     k, v = (_repeated(tape, one) for one in (k, v))
     q, k = (tape.scale(one, f"{one.name}.scaled") for one in (q, k))
     dtype = context.compute
-    scores = tape.emit("attention.scores", (q, k), _scores("attention.scores", dtype), what="attention scores", saves=(q, k))
+    scores = tape.emit(
+        "attention.scores", (q, k), _scores("attention.scores", dtype), what="attention scores", saves=(q, k)
+    )
     masked = tape.emit("attention.masked", (scores,), _scores("attention.masked", dtype), passes=(scores,))
     probs = _scores("attention.probs", dtype)
     tape.emit("attention.probs", (masked,), probs, what="attention probabilities", saves=(probs,))
@@ -146,7 +156,13 @@ def _eager(tape: Tape, op: Op) -> Value:
     query = _autocast_bmm(tape, q, "q.matmul", copies=not joined)
     key = _autocast_bmm(tape, k, "k.matmul", copies=not joined and not repeats)
     dtype = context.compute
-    scores = tape.emit("attention.scores", (query, key), _scores("attention.scores", dtype), what="attention scores", saves=(query, key))
+    scores = tape.emit(
+        "attention.scores",
+        (query, key),
+        _scores("attention.scores", dtype),
+        what="attention scores",
+        saves=(query, key),
+    )
     weights = tape.scale(scores, "attention.scaled")
     if op.attrs["softcap"]:
         weights = _softcap(tape, weights, "attention.scores")

@@ -48,7 +48,9 @@ def _shifted(tape: Tape, logits: Value) -> Value:
     cut = tape.view(logits, "logits.cut", dims, copies=True)
     if tape.context.size(BATCH) == 1:
         return cut
-    return tape.emit("logits.shifted", (cut,), Value("logits.shifted", dims, logits.dtype), what="shifted logits", passes=(cut,))
+    return tape.emit(
+        "logits.shifted", (cut,), Value("logits.shifted", dims, logits.dtype), what="shifted logits", passes=(cut,)
+    )
 
 
 def _cross_entropy(tape: Tape, op: Op, logits: Value) -> Value:
@@ -67,7 +69,11 @@ def _cross_entropy(tape: Tape, op: Op, logits: Value) -> Value:
 def _converted(tape: Tape, op: Op, result: Value, logits: Value) -> Value:
     """Under autocast accelerate copies the outputs to fp32 as the forward returns (convert_outputs_to_fp32): the logits too."""
     context = tape.context
-    if not context.autocast or tape[op.inputs[0]].dtype == "fp32" or context.option("convert_outputs_to_fp32", True) is False:
+    if (
+        not context.autocast
+        or tape[op.inputs[0]].dtype == "fp32"
+        or context.option("convert_outputs_to_fp32", True) is False
+    ):
         return result
     copy = tape.scratch("logits.output", logits, "fp32")
     last = tape.steps[-1]

@@ -63,7 +63,9 @@ def _top_k(tape: Tape, probs: Value) -> Value:
 def _sum_to_one(tape: Tape, best: Value, name: str) -> Value:
     """best /= best.sum(): in place, so that autograd keeps a copy of what it overwrites."""
     total = tape.emit("router.sum", (best,), Value("router.sum", (*_TOKENS, 1), "fp32"))
-    kept = tape.context.buffer("router.best_kept", best.dims, "fp32", "routing probabilities before they are normalised")
+    kept = tape.context.buffer(
+        "router.best_kept", best.dims, "fp32", "routing probabilities before they are normalised"
+    )
     out = Value(name, best.dims, best.dtype)
     quotient = tuple(tape.scratch(f"router.quotient{at}", best) for at in range(3))
     tape.steps.append(
@@ -93,7 +95,15 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
     indices = context.buffer("router.indices", (*_TOKENS, "top_k"), "int64", "experts of each token")
     best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
     choice = tuple(tape.scratch(f"router.choice{at}", probs) for at in range(2))
-    tape.emit(best.name, (probs,), best, what="scores of the chosen experts", beside=(indices,), saves=(indices.name,), scratch=choice)
+    tape.emit(
+        best.name,
+        (probs,),
+        best,
+        what="scores of the chosen experts",
+        beside=(indices,),
+        saves=(indices.name,),
+        scratch=choice,
+    )
     tape.define(Value(indices.name, (), "int64"))
     if tape.family == "deepseek_v3":
         best = _sum_to_one(tape, best, "router.best_normalised")
@@ -106,14 +116,21 @@ def dispatch(tape: Tape, op: Op) -> Value:
     source, scores = flat(tape, tape[op.inputs[0]]), tape[op.inputs[1]]
     slots: tuple[Dim, ...] = (ROUTED,)
     context = tape.context
-    order = [context.buffer(f"dispatch.{name}", slots, "int64", f"dispatch: {name}") for name in ("expert_ids", "permutation")]
+    order = [
+        context.buffer(f"dispatch.{name}", slots, "int64", f"dispatch: {name}")
+        for name in ("expert_ids", "permutation")
+    ]
     tape.emit("dispatch.sort", (), None, beside=tuple(order))
     tokens = context.buffer("dispatch.tokens", slots, "int64", "dispatch: token of each slot")
     rows = Value(op.outputs[0].name, op.outputs[0].dims, source.dtype)
     tape.emit(rows.name, (source,), rows, what="tokens sorted by expert", beside=(tokens,), saves=(tokens.name,))
     weights = Value("dispatch.weights", slots, scores.dtype)
     tape.emit(weights.name, (scores,), weights, saves=(order[1].name,))
-    made = [context.buffer("dispatch.histogram", slots, "fp32", "dispatch: expert ids as numbers")] if context.device == "cpu" else []
+    made = (
+        [context.buffer("dispatch.histogram", slots, "fp32", "dispatch: expert ids as numbers")]
+        if context.device == "cpu"
+        else []
+    )
     counts = context.buffer("dispatch.counts", ("experts",), "fp32", "dispatch: tokens of each expert")
     offsets = context.buffer("dispatch.offsets", ("experts",), "int32", "dispatch: where each expert's tokens end")
     tape.emit("dispatch.offsets.made", (), None, beside=(*made, counts, offsets))
@@ -139,7 +156,14 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
     single = len(ops) == 1
     output = Value(first.outputs[0].name if single else name, (ROUTED, width), tape.weight_dtype)
     offsets = ("dispatch.offsets",) if "dispatch.offsets" in tape.values else ()
-    tape.emit(name if single else f"{name}.mm", (source,), output, what=f"{name} output", saves=(source, *offsets), weights=(weight,))
+    tape.emit(
+        name if single else f"{name}.mm",
+        (source,),
+        output,
+        what=f"{name} output",
+        saves=(source, *offsets),
+        weights=(weight,),
+    )
     if not single:
         tape.views(output, tuple(replace_dims(op, output) for op in ops))
     return output
@@ -158,7 +182,14 @@ def combine(tape: Tape, op: Op) -> Value:
     both = [tape.scratch("combine.product", rows, dtype)]
     if dtype != rows.dtype:
         both.append(tape.scratch("combine.rows_grad", rows, dtype))
-    tape.emit(weighted.name, (rows, source), weighted, what="experts' output, weighted", saves=(rows, source), backward_scratch=tuple(both))
+    tape.emit(
+        weighted.name,
+        (rows, source),
+        weighted,
+        what="experts' output, weighted",
+        saves=(rows, source),
+        backward_scratch=tuple(both),
+    )
     inverse = tape.context.buffer("combine.inverse", (ROUTED,), "int64", "combine: inverse permutation")
     numbers = tape.context.buffer("combine.numbers", (ROUTED,), "int64", "combine: numbers of the slots")
     tape.emit("combine.invert", (), None, beside=(inverse,), scratch=(numbers,))
@@ -173,7 +204,9 @@ def combine(tape: Tape, op: Op) -> Value:
         no_grad=(order,),
     )
     total = Value("combine.sum", op.outputs[0].dims, dtype)
-    output = tape.like(op.outputs[0], tape["attention_in"].dtype if "attention_in" in tape.values else tape.context.residual)
+    output = tape.like(
+        op.outputs[0], tape["attention_in"].dtype if "attention_in" in tape.values else tape.context.residual
+    )
     final = total if dtype != output.dtype else output
     tape.emit(final.name, (ordered,), final, what="combined output of the experts")
     if final is not output:

@@ -46,7 +46,9 @@ def _gemma(tape: Tape, op: Op, source: Value) -> Value:
             Value(f"{op.name}.weight32", param.dims, "fp32"),
             weights=(tape.weight(param.name, param.dims),),
         )
-        shifted = tape.emit(f"{op.name}.one_plus", (weight,), Value(f"{op.name}.one_plus", param.dims, "fp32"), passes=(weight,))
+        shifted = tape.emit(
+            f"{op.name}.one_plus", (weight,), Value(f"{op.name}.one_plus", param.dims, "fp32"), passes=(weight,)
+        )
     else:
         shifted = tape.emit(
             f"{op.name}.one_plus",
@@ -67,7 +69,9 @@ def _normalised(tape: Tape, name: str, source: Value) -> tuple[Value, Value]:
     wide = tape.cast(source, "fp32", f"{name}.fp32")
     rows = (*wide.rows, 1)
     two = (tape.scratch(f"{name}.pow", wide), tape.scratch(f"{name}.factor", wide))
-    square = tape.emit(f"{name}.square", (wide,), Value(f"{name}.square", wide.dims, "fp32"), saves=(wide,), backward_scratch=two)
+    square = tape.emit(
+        f"{name}.square", (wide,), Value(f"{name}.square", wide.dims, "fp32"), saves=(wide,), backward_scratch=two
+    )
     variance = tape.emit(f"{name}.variance", (square,), Value(f"{name}.variance", rows, "fp32"))
     shifted = tape.emit(f"{name}.shifted", (variance,), Value(f"{name}.shifted", rows, "fp32"), passes=(variance,))
     root = Value(f"{name}.rsqrt", rows, "fp32")
@@ -91,7 +95,9 @@ def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
         dtype = "fp32"
     output = tape.like(op.outputs[0], dtype)
     statistics = tuple(
-        tape.context.buffer(f"{op.name}.{which}", (*source.rows, 1), _statistics_dtype(tape, dtype), f"{op.name} {which}")
+        tape.context.buffer(
+            f"{op.name}.{which}", (*source.rows, 1), _statistics_dtype(tape, dtype), f"{op.name} {which}"
+        )
         for which in ("mean", "rstd")
     )
     tape.emit(

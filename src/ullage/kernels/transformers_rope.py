@@ -13,7 +13,9 @@ def rope(tape: Tape, op: Op) -> None:
     """q and k, which the calling frame names until both are done."""
     tape.module = "rope"
     sources = [tape[name] for name in op.inputs]
-    raw = sources if tape.family == "gpt_neox" else [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
+    raw = (
+        sources if tape.family == "gpt_neox" else [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
+    )
     if tape.family in JOINS:
         _joined(tape, op, raw)
     else:

@@ -45,7 +45,9 @@ class BlockProgram:
     forward: Node
     backward: Node
     grads: tuple[tuple[str, Item], ...]
-    cached: tuple[Item, ...] = ()  # left by forward beyond its output and what it saved, until the forward's context exits
+    cached: tuple[
+        Item, ...
+    ] = ()  # left by forward beyond its output and what it saved, until the forward's context exits
     views: frozenset[str] = frozenset()  # of grads, those that are views of a matmul's result
 
 
@@ -115,7 +117,9 @@ class BlockReplay:
         self.uses = Counter(weight.param for step in self.steps for weight in step.weights)
         self.items = {} if items is None else items
         self.segment_of: dict[int, int] = {
-            index: number for number, segment in enumerate(self.segments) for index in range(segment.start, segment.stop)
+            index: number
+            for number, segment in enumerate(self.segments)
+            for index in range(segment.start, segment.stop)
         }
         self.discarded = {
             name

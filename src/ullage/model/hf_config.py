@@ -44,7 +44,9 @@ def reading(config: ModelConfig) -> Reading:
         _known_keys_only(config)
     spec = _family(config)(keys)
     _possible(spec)
-    return Reading(replace(spec, name=config.name, family=config.model_type), frozenset(keys.asked), tuple(keys.defaults))
+    return Reading(
+        replace(spec, name=config.name, family=config.model_type), frozenset(keys.asked), tuple(keys.defaults)
+    )
 
 
 @lru_cache(maxsize=1)

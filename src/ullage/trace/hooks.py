@@ -100,10 +100,19 @@ def _resizes(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def as_in_a_run() -> Iterator[None]:
-    """transformers is told that no tensor is fake; values.py answers what it then asks."""
-    found = sys.modules.get("transformers.utils.import_utils")
-    if found is None or not hasattr(found, "is_fake_tensor"):
+    """transformers is told that no tensor is fake; values.py answers what it then asks.
+
+    trunc_normal_ draws again and again until no value is outside its bounds: here once, since there are no values.
+    """
+    with ExitStack() as stack:
+        found = sys.modules.get("transformers.utils.import_utils")
+        if hasattr(found, "is_fake_tensor"):
+            stack.enter_context(replaced(found, "is_fake_tensor", lambda _tensor: False))
+        if hasattr(nn.init, "_no_grad_trunc_normal_"):
+            stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _drawn_once))
         yield
-        return
-    with replaced(found, "is_fake_tensor", lambda _tensor: False):
-        yield
+
+
+def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: object, **__: object) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.normal_(mean, std)

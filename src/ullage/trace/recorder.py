@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a DTensor runs ops of its own on its inner tensors: those are recorded
         if self.paused:
             return func(*args, **kwargs)
-        if self.ops is not None:
+        if self.ops is not None and func.namespace != "prim":
             self._note(self.ops, func, args, kwargs)
         out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:

@@ -37,7 +37,14 @@ _SHAPE = "(model, optimizer or None, a function that runs one step)"
 
 
 def trace(
-    factory: Factory, *, name: str = "", steps: int = STEPS, rank: int = 0, world: int = 1, like: str = "cuda", ops: bool = False
+    factory: Factory,
+    *,
+    name: str = "",
+    steps: int = STEPS,
+    rank: int = 0,
+    world: int = 1,
+    like: str = "cuda",
+    ops: bool = False,
 ) -> Trace:
     """The allocations of ``steps`` steps of what ``factory`` returns, run on fake tensors as one rank of ``world``.
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 LARGEST = 1 << 20
 """Elements beyond which a tensor's value is not followed: a batch of token ids is below, a mask of seq x seq above."""
 
-_MAKERS = ("arange", "zeros", "ones", "full", "randint", "scalar_tensor", "tril_indices", "eye")
+_MAKERS = ("arange", "linspace", "zeros", "ones", "full", "randint", "scalar_tensor", "tril_indices", "eye")
 """Makers whose values mean something; those of rand and empty do not."""
 
 _ASK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

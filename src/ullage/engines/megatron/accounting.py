@@ -29,6 +29,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         context=context,
         recompute=job.recompute,
         early_stop=False,
+        reentrant=True,
         group=_recompute_group(job),
     )
     rule = GradRule(mode="fused" if fused else "add")

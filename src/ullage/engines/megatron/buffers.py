@@ -96,7 +96,10 @@ MATRICES = ("linear", "grouped_linear")
 
 
 def eight_bit_weights(job: Job, rank: Rank) -> list[Item]:
-    """In fp8 every TE linear keeps its weight quantised, by rows and by columns, beside the bf16 one (module/base.py get_weight_workspace)."""
+    """In fp8 every TE linear keeps its weight quantised, by rows and by columns, beside the bf16 one.
+
+    Source: TransformerEngine pytorch/module/base.py, get_weight_workspace.
+    """
     if job.precision.compute != "fp8" or job.engine.options.get("transformer_impl") == "local":
         return []
     names = {

@@ -26,7 +26,9 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     refuse(job)
     context = context_of(job, graph)
     if job.layout.world > 1:
-        raise Unsupported("runs on one device", key="engine.name", value="single", remedy="name ddp, fsdp2 or deepspeed")
+        raise Unsupported(
+            "runs on one device", key="engine.name", value="single", remedy="name ddp, fsdp2 or deepspeed"
+        )
     groups = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
     moments = states(job, groups)
     on_host = job.offload.optimizer != "none"

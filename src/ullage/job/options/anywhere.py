@@ -15,6 +15,7 @@ OPTIONS: tuple[Option, ...] = table(
             SWITCH: "attention_backend",
             DTYPE: "lora_dtype",
             WORDS: "modules_to_save",
+            NUMBER: "momentum",
         },
         Status.NOT_MODELLED: {
             TEXT: """
@@ -24,7 +25,7 @@ OPTIONS: tuple[Option, ...] = table(
             FLAG: """
                 use_rslora use_bdlora lora_on_experts quantize_moe_experts autocast_adapter_dtype
                 use_reentrant cudnn_benchmark use_cache amsgrad nesterov packed""",
-            NUMBER: "momentum beta1 garbage_collection_threshold per_process_memory_fraction",
+            NUMBER: "beta1 garbage_collection_threshold per_process_memory_fraction",
             COUNT: "max_split_size_mb roundup_power2_divisions torch_empty_cache_steps optimizer_block_size nccl_buffsize",
             WORDS: "lora_target_parameters",
             ANY: "large_segment_size_mb cublas_workspace_config",

@@ -1,0 +1,109 @@
+"""A trace as a Graph: blocks of traced ops, equal layers once, so that estimate and plan work for any module.
+
+Sizes are those of the trace: a traced graph has no named dimensions, so the job's batch and sequence do not change it, and tensor
+parallelism would need a placement table. Data parallelism, ZeRO, pipelines and recomputation apply. Between two blocks one tensor is
+handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is kept by the block that made it until its own
+backward, or to the end of the forward where nothing saved it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from ullage.errors import Unsupported
+from ullage.frozen import FrozenMap
+from ullage.model.graph import Block, Graph, Param, Run
+from ullage.trace.cut import Part, parts
+from ullage.trace.events import Allocation, Trace, pattern
+from ullage.trace.steps import Tape
+from ullage.trace.told import BlockTeller, Carried, short
+
+
+def graph_of(trace: Trace) -> Graph:
+    """Raises Unsupported where a step has no backward."""
+    if not trace.ops or all(op.phase != "backward" for op in trace.ops):
+        raise Unsupported("has no backward", key="step", value=trace.name, remedy="return a step that trains")
+    tape = Tape(trace)
+    cuts = _chain(tape, parts(trace.modules, tape.forward))
+    owners = _owners(tape, cuts)
+    crossing = Carried(tape, cuts)
+    blocks = [_block(tape, crossing, owners, at) for at in range(len(cuts))]
+    runs, tied = _runs(blocks, cuts, owners)
+    return Graph(name=trace.name, runs=tuple(runs), sizes=FrozenMap(), tied=tuple(tied))
+
+
+def _chain(tape: Tape, cuts: list[Part]) -> list[Part]:
+    """Joins to the one before each part that hands nothing of its own on."""
+    found: list[Part] = []
+    for at, cut in enumerate(cuts):
+        if found and at < len(cuts) and not _hands_on(tape, found[-1], cut):
+            before = found.pop()
+            role = before.role if before.role != "layer" or cut.role != "head" else "head"
+            found.append(Part(role, before.module if role == "layer" else "", before.start, cut.stop))
+        else:
+            found.append(cut)
+    return found
+
+
+def _hands_on(tape: Tape, before: Part, after: Part) -> bool:
+    return Carried.handed(tape, before, after) is not None
+
+
+def _owners(tape: Tape, cuts: list[Part]) -> list[list[str]]:
+    """The parameters that each part reads, by qualified name; what nobody reads belongs to the first."""
+    names = {birth: one.name for birth, one in tape.params.items()}
+    found: list[dict[str, None]] = [{} for _ in cuts]
+    for at, cut in enumerate(cuts):
+        for op in tape.forward[cut.start : cut.stop]:
+            found[at].update((names[read], None) for read in op.reads if read in names)
+    read = {name for one in found for name in one}
+    found[0].update((name, None) for name in names.values() if name not in read)
+    return [list(one) for one in found]
+
+
+def _block(tape: Tape, crossing: Carried, owners: list[list[str]], at: int) -> Block:
+    cut = crossing.cuts[at]
+    shapes = {one.name: one for one in tape.params.values()}
+    elsewhere = {name for other, names in enumerate(owners) if other != at for name in names}
+    teller = BlockTeller(tape, crossing, at, [shapes[name] for name in owners[at] if name in elsewhere])
+    params = tuple(_param(shapes[name], cut.module) for name in owners[at])
+    ops = teller.ops()
+    ops = (replace(ops[0], params=params), *ops[1:])
+    name = pattern(cut.module) if cut.module else cut.role
+    return Block(name=name, ops=ops, input=teller.input, output=teller.output, role=cut.role)
+
+
+def _param(one: Allocation, module: str) -> Param:
+    return Param(name=short(one.name, module), dims=one.shape or (1,))
+
+
+def _runs(blocks: list[Block], cuts: list[Part], owners: list[list[str]]) -> tuple[list[Run], list[tuple[str, str]]]:
+    """Equal neighbours as one run; blocks of one name that differ are numbered. A parameter of several blocks is tied."""
+    kinds: dict[str, list[Block]] = {}
+    named: list[Block] = []
+    for block in blocks:
+        known = kinds.setdefault(block.name, [])
+        if block not in known:
+            known.append(block)
+        number = known.index(block)
+        named.append(replace(block, name=f"{block.name} ({number + 1})") if number else block)
+    runs: list[Run] = []
+    for block in named:
+        if runs and runs[-1].block == block:
+            runs[-1] = Run(block=block, repeat=runs[-1].repeat + 1)
+        else:
+            runs.append(Run(block=block))
+    return runs, _tied(named, cuts, owners)
+
+
+def _tied(blocks: list[Block], cuts: list[Part], owners: list[list[str]]) -> list[tuple[str, str]]:
+    counts = Counter(name for one in owners for name in one)
+    places: dict[str, list[str]] = {}
+    for block, cut, names in zip(blocks, cuts, owners, strict=True):
+        for name in names:
+            if counts[name] > 1:
+                places.setdefault(name, []).append(f"{block.name}.{short(name, cut.module)}")
+    return [
+        (found[-1], other) for found in places.values() for other in dict.fromkeys(found[:-1]) if other != found[-1]
+    ]

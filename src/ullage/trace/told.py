@@ -1,0 +1,274 @@
+"""One block of a traced graph: its ticks as Ops of kind ``traced``, with what crosses its borders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ullage.frozen import FrozenMap
+from ullage.model.graph import Op, Tensor
+from ullage.trace.cut import Part
+from ullage.trace.events import Allocation
+from ullage.trace.steps import Tape, Tick
+
+KIND = "traced"
+INPUT, OUTPUT = "input", "output"
+SCALAR_BYTES = 4
+
+
+def short(name: str, module: str) -> str:
+    """A name seen from a layer: without the layer's own, so that equal layers are equal."""
+    return name.removeprefix(f"{module}.") if module else name
+
+
+class Carried:
+    """What the parts of a model hand to each other: one tensor each, the one whose gradient comes back."""
+
+    def __init__(self, tape: Tape, cuts: list[Part]) -> None:
+        self.cuts = cuts
+        self.outputs = [self.handed(tape, before, after) for before, after in zip(cuts, cuts[1:], strict=False)]
+        self.grads = [self._gradient(tape, at) for at in range(len(self.outputs))]
+
+    @staticmethod
+    def handed(tape: Tape, before: Part, after: Part) -> Allocation | None:
+        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the largest, the latest."""
+        made = {
+            one.birth: (tick.differentiable, one.bytes, one.birth, one)
+            for tick in tape.ticks[before.start : before.stop]
+            for one in tick.writes
+        }
+        read = {birth for op in tape.forward[after.start : after.stop] for birth in op.reads if birth in made}
+        return max((made[birth] for birth in read), default=(False, 0, 0, None))[3]
+
+    def _gradient(self, tape: Tape, at: int) -> Allocation | None:
+        """The gradient of the tensor handed on after part ``at``: the last one made behind the cut that lives on before it."""
+        output = self.outputs[at]
+        border = self.cuts[at].stop
+        found = [
+            one
+            for tick in tape.ticks[border : self.cuts[at + 1].stop]
+            for one in tick.made
+            if output is not None and one.bytes == output.bytes and tape.backward_tick(tape.ended(one)) < border
+        ]
+        return max(found, key=lambda one: one.birth, default=None)
+
+
+class BlockTeller:
+    """Writes the ops of part ``at``. tied: its parameters that other parts read too."""
+
+    def __init__(self, tape: Tape, carried: Carried, at: int, tied: Sequence[Allocation] = ()) -> None:
+        self.tape = tape
+        self.cut = carried.cuts[at]
+        self.shared = {
+            one.bytes: (short(one.name, self.cut.module), math.prod(one.shape), _dtype(one.dtype)) for one in tied
+        }
+        self.ticks = tape.ticks[self.cut.start : self.cut.stop]
+        self.enters = carried.outputs[at - 1] if at else None
+        self.leaves = carried.outputs[at] if at < len(carried.outputs) else self._loss()
+        self.grad_in = carried.grads[at - 1] if at else None  # of the input: made here
+        self.grad_out = carried.grads[at] if at < len(carried.grads) else None  # of the output: made by the next
+        self.names: dict[int, str] = {}
+        for tick in self.ticks:
+            for one in (*tick.writes, *tick.made):
+                self.names[one.birth] = f"{len(self.names)}"
+        if self.enters is not None:
+            self.names[self.enters.birth] = INPUT
+        if self.leaves is not None:
+            self.names[self.leaves.birth] = OUTPUT
+        self.input = Tensor(name=INPUT, dims=(_bytes(self.enters),), elements="uint8")
+        self.output = Tensor(name=OUTPUT, dims=(_bytes(self.leaves),), elements="uint8")
+        self.made_at = {one.birth: index for index, tick in enumerate(self.ticks) for one in tick.writes}
+        self.last = self._output_index()
+
+    def _loss(self) -> Allocation | None:
+        """The last block's output: the last tensor made that the backward starts from."""
+        made = [one for tick in self.ticks for one in tick.writes if tick.differentiable]
+        return made[-1] if made else None
+
+    def _output_index(self) -> int:
+        """The step that makes the output; what comes after it is told as part of it, so that its gradient reaches every step."""
+        if self.leaves is None:
+            return len(self.ticks) - 1
+        return self.made_at.get(self.leaves.birth, len(self.ticks) - 1)
+
+    def _index(self, tick: int) -> int:
+        """A tick of the tape as a step of this block; what lies outside is its first or its last."""
+        return min(max(tick - self.cut.start, 0), self.last)
+
+    # -- ops
+
+    def ops(self) -> tuple[Op, ...]:
+        steps = [_Step() for _ in range(self.last + 1)]
+        for index, tick in enumerate(self.ticks):
+            self._tell(steps, min(index, self.last), tick)
+        self._tell_input(steps)
+        self._tell_foreign(steps)
+        kept = [(index, step) for index, step in enumerate(steps) if step.any or index == self.last]
+        return tuple(
+            self._op(number, self.ticks[index], step, is_first=number == 0, is_last=index == self.last)
+            for number, (index, step) in enumerate(kept)
+        )
+
+    def _tell(self, steps: list[_Step], index: int, tick: Tick) -> None:
+        step = steps[index]
+        for one in tick.writes:
+            step.writes.append(self._buffer(one))
+            self._tell_end(steps, one, index)
+        step.scratch += [
+            self._buffer(one, f"{self.names.get(one.birth, 's')}s{at}") for at, one in enumerate(tick.scratch)
+        ]
+        for one in tick.weights:
+            step.weights.append((short(one.name, self.cut.module), math.prod(one.shape), _dtype(one.dtype)))
+        for one in tick.made:
+            if one is self.grad_in:
+                step.input_grad = True
+                continue
+            end = self.tape.backward_tick(self.tape.ended(one))
+            if end < self.cut.start and one.bytes in self.shared:  # a tied weight's first gradient waits for its second
+                step.weights.append(self.shared[one.bytes])
+                continue
+            gone = self._index(end)
+            name = f"g{self.names[one.birth]}"
+            if gone >= index:  # let go of before the next step: an out-of-order backward
+                step.extra += one.bytes
+                continue
+            steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
+            step.takes.append(name)
+        step.extra += tick.extra_bytes
+
+    def _tell_end(self, steps: list[_Step], one: Allocation, index: int) -> None:
+        """When a tensor made at ``index`` goes: with a later op, with a backward, at the end of the forward or of everything."""
+        if one is self.leaves:
+            return  # the next block's
+        name = self.names[one.birth]
+        death = self.tape.ended(one)
+        if death <= self.tape.turn:
+            tick = self.tape.forward_tick(death)
+            if tick >= self.cut.stop:
+                steps[index].caches.append(name)
+            else:
+                steps[max(index, self._index(tick))].holds.append(name)
+        else:
+            tick = self.tape.backward_tick(death) if death <= self.tape.end else 0
+            steps[max(index, self._index(tick))].saves.append(name)
+
+    def _tell_input(self, steps: list[_Step]) -> None:
+        """The tensor that the block before made: when this block lets go of it, and which step makes its gradient."""
+        if self.enters is None:
+            return
+        death = self.tape.ended(self.enters)
+        if death <= self.tape.turn:
+            tick = self.tape.forward_tick(death)
+            if tick < self.cut.stop:
+                steps[self._index(tick)].holds.append(INPUT)
+            else:
+                steps[0].caches.append(INPUT)
+        else:
+            steps[self._index(self.tape.backward_tick(death))].saves.append(INPUT)
+        if not any(step.input_grad for step in steps):
+            steps[0].input_grad = True
+        steps[0].reads.append(INPUT)
+
+    def _tell_foreign(self, steps: list[_Step]) -> None:
+        """The output's gradient stays with the step that lets go of it, not with the one that made the output."""
+        if self.grad_out is None:
+            return
+        gone = self._index(self.tape.backward_tick(self.tape.ended(self.grad_out)))
+        if gone < self.last:
+            steps[gone].gradients.append(("gout", self.grad_out.bytes, "the output", ""))
+            steps[self.last].takes.append("gout")
+            steps[self.last].passes.append("gout")
+
+    def _op(self, number: int, tick: Tick, step: _Step, *, is_first: bool, is_last: bool) -> Op:
+        """The chain of tensors without bytes carries the backward from each step to the one before."""
+        chain = () if is_first else (f"c{number - 1}",)
+        outputs = [] if is_last else [(f"c{number}", 0, "", "")]
+        tokens = [(f"{name}.of", 0, what, formula) for name, _, what, formula in step.gradients]
+        own = {name for name, *_ in step.writes}
+        quiet = tuple(dict.fromkeys(name for name in (*step.reads, *step.holds, *step.saves) if name not in own))
+        reads = (*chain, *step.takes, *((INPUT,) if step.input_grad else ()), *quiet)
+        written = sorted(step.writes, key=lambda one: one[0] != OUTPUT)
+        return Op(
+            name=f"{number} {tick.op.op}",
+            kind=KIND,
+            inputs=tuple(dict.fromkeys(reads)),
+            outputs=(self.output,) if is_last else (),
+            attrs=FrozenMap(
+                {
+                    "reads": tuple(dict.fromkeys(reads)),
+                    "no_grad": tuple(name for name in quiet if not (name == INPUT and step.input_grad)),
+                    "writes": (*written, *outputs, *tokens),
+                    "gradients": tuple(step.gradients),
+                    "saves": tuple(step.saves),
+                    "holds": tuple(step.holds),
+                    "caches": tuple(step.caches),
+                    "passes": tuple(step.passes),
+                    "scratch": tuple(step.scratch),
+                    "weights": tuple(step.weights),
+                    "backward_scratch": (("extra", step.extra, "temporaries", ""),) if step.extra else (),
+                }
+            ),
+            module=short(tick.op.module, self.cut.module) if tick.op.module != self.cut.module else "",
+        )
+
+    def _buffer(self, one: Allocation, name: str | None = None) -> tuple[str, int, str, str]:
+        return name or self.names[one.birth], one.bytes, self._what(one), _formula(one)
+
+    def _what(self, one: Allocation) -> str:
+        module = short(one.module, self.cut.module) if one.module != self.cut.module else ""
+        return f"{module}: {one.op}" if module else one.op
+
+
+class _Step:
+    """What is gathered for one Op."""
+
+    __slots__ = (
+        "caches",
+        "extra",
+        "gradients",
+        "holds",
+        "input_grad",
+        "passes",
+        "reads",
+        "saves",
+        "scratch",
+        "takes",
+        "weights",
+        "writes",
+    )
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[str, int, str, str]] = []
+        self.scratch: list[tuple[str, int, str, str]] = []
+        self.gradients: list[tuple[str, int, str, str]] = []
+        self.weights: list[tuple[str, int, str]] = []
+        self.reads: list[str] = []
+        self.takes: list[str] = []
+        self.saves: list[str] = []
+        self.holds: list[str] = []
+        self.caches: list[str] = []
+        self.passes: list[str] = []
+        self.input_grad = False
+        self.extra = 0
+
+    @property
+    def any(self) -> bool:
+        lists: Iterable[object] = (
+            self.writes, self.scratch, self.gradients, self.weights, self.reads, self.takes, self.saves, self.holds, self.caches,
+        )  # fmt: skip
+        return any(lists) or self.input_grad or bool(self.extra)
+
+
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES.get(name, name)
+
+
+def _formula(one: Allocation) -> str:
+    return f"{' x '.join(map(str, one.shape)) or '1'} {one.dtype}"
+
+
+def _bytes(one: Allocation | None) -> int:
+    return one.bytes if one is not None else SCALAR_BYTES
