@@ -50,7 +50,7 @@ class UllageError(Exception):
                 f" ({self.place})" if self.place else "",
             )
         )
-        return f"{head}{self.what}{tail}"
+        return _one_line(f"{head}{self.what}{tail}")
 
     def at(self, place: str) -> UllageError:
         """The same error, told where it was found (a file, a line); the first place named stands."""
@@ -89,3 +89,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def _one_line(text: str) -> str:
+    """The text with what would break a line written as Python writes it: a value can hold anything."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ullage.cli import status
@@ -41,12 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1 or arguments.world < 1:
         key, value = ("--steps", arguments.steps) if arguments.steps < 1 else ("--world", arguments.world)
         raise InvalidInput("is not possible", key=key, value=value, allowed="1 and more")
-    try:
-        import torch
-
-        assert torch is not None
-    except ImportError:
-        raise Unsupported("is not installed", key="torch", remedy="pip install 'ullage[torch]'") from None
+    if find_spec("torch") is None:
+        raise Unsupported("is not installed", key="torch", remedy="pip install 'ullage[torch]'")
     found = _of_factory(arguments) if is_factory(arguments.job) else _of_job(arguments)
     if arguments.json:
         from ullage.report.json import dumps

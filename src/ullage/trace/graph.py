@@ -8,7 +8,6 @@ backward, or to the end of the forward where nothing saved it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from ullage.errors import Unsupported
@@ -51,26 +50,31 @@ def _hands_on(tape: Tape, before: Part, after: Part) -> bool:
 
 
 def _owners(tape: Tape, cuts: list[Part]) -> list[list[str]]:
-    """The parameters that each part reads, by qualified name; what nobody reads belongs to the first."""
+    """The parameters of each part, by qualified name: those that it reads; what nobody reads belongs to the first part.
+
+    A parameter that several parts read is the first's and the last's, and tied.
+    """
     names = {birth: one.name for birth, one in tape.params.items()}
-    found: list[dict[str, None]] = [{} for _ in cuts]
+    readers: dict[str, list[int]] = {name: [] for name in names.values()}
     for at, cut in enumerate(cuts):
-        for op in tape.forward[cut.start : cut.stop]:
-            found[at].update((names[read], None) for read in op.reads if read in names)
-    read = {name for one in found for name in one}
-    found[0].update((name, None) for name in names.values() if name not in read)
-    return [list(one) for one in found]
+        for name in dict.fromkeys(names[read] for op in tape.forward[cut.start : cut.stop] for read in op.reads if read in names):
+            readers[name].append(at)
+    found: list[list[str]] = [[] for _ in cuts]
+    for name, places in readers.items():
+        for at in dict.fromkeys((places[0], places[-1]) if places else (0,)):
+            found[at].append(name)
+    return found
 
 
 def _block(tape: Tape, crossing: Carried, owners: list[list[str]], at: int) -> Block:
     cut = crossing.cuts[at]
     shapes = {one.name: one for one in tape.params.values()}
-    elsewhere = {name for other, names in enumerate(owners) if other != at for name in names}
-    teller = BlockTeller(tape, crossing, at, [shapes[name] for name in owners[at] if name in elsewhere])
+    later = [shapes[name] for names in owners[:at] for name in names if name in owners[at]]
+    teller = BlockTeller(tape, crossing, at, later)
     params = tuple(_param(shapes[name], cut.module) for name in owners[at])
     ops = teller.ops()
     ops = (replace(ops[0], params=params), *ops[1:])
-    name = pattern(cut.module) if cut.module else cut.role
+    name = pattern(cut.module).replace(".", "/") if cut.module else cut.role  # a dot sets off a parameter's name
     return Block(name=name, ops=ops, input=teller.input, output=teller.output, role=cut.role)
 
 
@@ -98,12 +102,8 @@ def _runs(blocks: list[Block], cuts: list[Part], owners: list[list[str]]) -> tup
 
 
 def _tied(blocks: list[Block], cuts: list[Part], owners: list[list[str]]) -> list[tuple[str, str]]:
-    counts = Counter(name for one in owners for name in one)
     places: dict[str, list[str]] = {}
     for block, cut, names in zip(blocks, cuts, owners, strict=True):
         for name in names:
-            if counts[name] > 1:
-                places.setdefault(name, []).append(f"{block.name}.{short(name, cut.module)}")
-    return [
-        (found[-1], other) for found in places.values() for other in dict.fromkeys(found[:-1]) if other != found[-1]
-    ]
+            places.setdefault(name, []).append(f"{block.name}.{short(name, cut.module)}")
+    return [(found[0], found[1]) for found in places.values() if len(found) > 1]

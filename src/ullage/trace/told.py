@@ -54,7 +54,7 @@ class Carried:
 
 
 class BlockTeller:
-    """Writes the ops of part ``at``. tied: its parameters that other parts read too."""
+    """Writes the ops of part ``at``. tied: its parameters that an earlier part reads too."""
 
     def __init__(self, tape: Tape, carried: Carried, at: int, tied: Sequence[Allocation] = ()) -> None:
         self.tape = tape
@@ -76,7 +76,9 @@ class BlockTeller:
         if self.leaves is not None:
             self.names[self.leaves.birth] = OUTPUT
         self.input = Tensor(name=INPUT, dims=(_bytes(self.enters),), elements="uint8")
-        self.output = Tensor(name=OUTPUT, dims=(_bytes(self.leaves),), elements="uint8")
+        self.is_last = at == len(carried.outputs)
+        out = SCALAR_BYTES if self.is_last else _bytes(self.leaves)
+        self.output = Tensor(name=OUTPUT, dims=(out,), elements="uint8")
         self.made_at = {one.birth: index for index, tick in enumerate(self.ticks) for one in tick.writes}
         self.last = self._output_index()
 
@@ -126,6 +128,9 @@ class BlockTeller:
             end = self.tape.backward_tick(self.tape.ended(one))
             if end < self.cut.start and one.bytes in self.shared:  # a tied weight's first gradient waits for its second
                 step.weights.append(self.shared[one.bytes])
+                continue
+            if end < self.cut.start:  # for a part further back: a skip's gradient is held by nobody's block
+                step.extra += one.bytes
                 continue
             gone = self._index(end)
             name = f"g{self.names[one.birth]}"
@@ -212,7 +217,8 @@ class BlockTeller:
         )
 
     def _buffer(self, one: Allocation, name: str | None = None) -> tuple[str, int, str, str]:
-        return name or self.names[one.birth], one.bytes, self._what(one), _formula(one)
+        size = SCALAR_BYTES if one is self.leaves and self.is_last else one.bytes
+        return name or self.names[one.birth], size, self._what(one), _formula(one)
 
     def _what(self, one: Allocation) -> str:
         module = short(one.module, self.cut.module) if one.module != self.cut.module else ""
