@@ -23,6 +23,7 @@ class Account:
     forward to zero_grad; it leaves nothing behind. groups: process groups that
     communicate on this rank: name, ranks, nodes crossed.
     late: what of ``static`` the first optimizer step makes (moments), so that the first forward runs without it.
+    first: what runs once before the ``late`` states exist (the capture of CUDA graphs).
     load: how the rest of ``static`` comes about, where loading passes through copies; None: allocated one after another.
     host_bytes: host memory of this rank's process (offloaded states).
     eager: run on software from before CUDA 11.7 and NCCL 2.22, which loads and connects everything at the start.
@@ -32,6 +33,7 @@ class Account:
     step: Node
     late: tuple[Item, ...] = ()
     load: Node | None = None
+    first: Node | None = None
     host_bytes: int = 0
     eager: bool = False
     groups: tuple[tuple[str, int, int], ...] = ()
@@ -40,15 +42,25 @@ class Account:
     @property
     def program(self) -> Node:
         """Static allocations, then the step: its peak is the rank's."""
-        return Sequence([Sequence([alloc(item, count) for item, count in self.static], "load"), self.step])
+        if self.first is None:
+            return Sequence([Sequence([alloc(item, count) for item, count in self.static], "load"), self.step])
+        return Sequence([Sequence([self._early], "load"), self.first, self._made_late, self.step])
+
+    @property
+    def _early(self) -> Node:
+        late = set(self.late)
+        return Sequence([alloc(item, count) for item, count in self.static if item not in late])
+
+    @property
+    def _made_late(self) -> Node:
+        late = set(self.late)
+        return Sequence([alloc(item, count) for item, count in self.static if item in late and item.bytes])
 
     @property
     def history(self) -> Node:
         """A run as the allocator sees it: load, the first step without the late states, then a steady step."""
-        late = set(self.late)
-        early = Sequence([alloc(item, count) for item, count in self.static if item not in late])
-        made = Sequence([alloc(item, count) for item, count in self.static if item in late and item.bytes])
-        return Sequence([self.load or early, self.step, made, self.step])
+        first = [] if self.first is None else [self.first]
+        return Sequence([self.load or self._early, *first, self.step, self._made_late, self.step])
 
     @property
     def static_bytes(self) -> int:

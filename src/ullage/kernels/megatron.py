@@ -13,6 +13,7 @@ from dataclasses import replace
 from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers
+from ullage.kernels.megatron_graphs import captures_attention, replayed
 from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import BATCH, SEQ, Block, Op
@@ -21,8 +22,15 @@ FUSED = frozenset({"linear", "grouped_linear"})
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
-    steps = lower_ops(_up_projections_last(block), context, _KERNELS, fused=FUSED)
+    steps = eager_steps(block, context)
+    if captures_attention(context):
+        return replayed(steps)
     return offloaded(steps, context) if context.option("fine_grained_activation_offloading") else steps
+
+
+def eager_steps(block: Block, context: Context) -> tuple[Step, ...]:
+    """The steps of a block as they run outside of CUDA graphs, with everything on the device."""
+    return lower_ops(_up_projections_last(block), context, _KERNELS, fused=FUSED)
 
 
 def _up_projections_last(block: Block) -> Block:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 ALLOCATION_BYTES = 512
@@ -119,6 +119,23 @@ def free(item: Item, count: int = 1) -> Node:
 
 
 EMPTY = Sequence(())
+
+
+def on_stream(node: Node, stream: int) -> Node:
+    """The same program with every allocation taken from another stream's pool; equal items stay one item."""
+    moved: dict[Item, Item] = {}
+
+    def copy(part: Node) -> Node:
+        if isinstance(part, Change):
+            if part.item not in moved:
+                moved[part.item] = replace(part.item, stream=stream)
+            return Change(moved[part.item], part.count)
+        if isinstance(part, Repeat):
+            return Repeat(part.times, copy(part.child))
+        assert isinstance(part, Sequence)
+        return Sequence([copy(child) for child in part.children], part.moment, part.scope)
+
+    return copy(node)
 
 
 class Peak(NamedTuple):

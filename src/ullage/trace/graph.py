@@ -57,7 +57,9 @@ def _owners(tape: Tape, cuts: list[Part]) -> list[list[str]]:
     names = {birth: one.name for birth, one in tape.params.items()}
     readers: dict[str, list[int]] = {name: [] for name in names.values()}
     for at, cut in enumerate(cuts):
-        for name in dict.fromkeys(names[read] for op in tape.forward[cut.start : cut.stop] for read in op.reads if read in names):
+        for name in dict.fromkeys(
+            names[read] for op in tape.forward[cut.start : cut.stop] for read in op.reads if read in names
+        ):
             readers[name].append(at)
     found: list[list[str]] = [[] for _ in cuts]
     for name, places in readers.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ullage.trace import sharded
@@ -102,7 +103,8 @@ def _resizes(recorder: Recorder) -> Iterator[None]:
 def as_in_a_run() -> Iterator[None]:
     """transformers is told that no tensor is fake; values.py answers what it then asks.
 
-    trunc_normal_ draws again and again until no value is outside its bounds: here once, since there are no values.
+    trunc_normal_ draws again and again until no value is outside its bounds: here once, since there are no values. module.to() sets
+    ``param.data``, as it does with tensors that are no fakes (it would swap the two Python objects, and cannot: fakes are referred to).
     """
     with ExitStack() as stack:
         found = sys.modules.get("transformers.utils.import_utils")
@@ -110,7 +112,19 @@ def as_in_a_run() -> Iterator[None]:
             stack.enter_context(replaced(found, "is_fake_tensor", lambda _tensor: False))
         if hasattr(nn.init, "_no_grad_trunc_normal_"):
             stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _drawn_once))
+        stack.enter_context(replaced(torch.utils, "swap_tensors", _data_set))
         yield
+
+
+def _data_set(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
+        tensor.data = other.data
+        tensor.fake_device = other.fake_device
+    else:
+        _swap_tensors(tensor, other)
+
+
+_swap_tensors: Callable[..., None] = torch.utils.swap_tensors
 
 
 def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: object, **__: object) -> torch.Tensor:

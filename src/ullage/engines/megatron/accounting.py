@@ -9,6 +9,7 @@ from __future__ import annotations
 from ullage.engines.base import Account, context_of, flag, sized
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, eight_bit_weights, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
+from ullage.engines.megatron.graphs import capture, static_buffers
 from ullage.engines.megatron.states import load, shards, states
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
@@ -35,12 +36,18 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     rule = GradRule(mode="fused" if fused else "add")
     kept = states(job, rank)
     dummies = dummy_gradients(rank, context) if fused else []
-    others = [*buffers(job, context), *eight_bit_weights(job, rank), *workspaces(job, rank)]
+    others = [
+        *buffers(job, context),
+        *eight_bit_weights(job, rank),
+        *workspaces(job, rank),
+        *static_buffers(job, rank, replayer),
+    ]
     static = [*(item for one in kept for item in one.all), *dummies, *others]
     return Account(
         static=tuple((item, 1) for item in static if item.bytes),
         late=(*dummies, *(item for one in kept for item in one.moments)),
         load=load(kept, others),
+        first=capture(job, rank, replayer),
         step=_step(job, rank, replayer, rule),
         groups=_groups(job),
     )
