@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _meta_registrations, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -113,6 +113,8 @@ def as_in_a_run() -> Iterator[None]:
         if hasattr(nn.init, "_no_grad_trunc_normal_"):
             stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _drawn_once))
         stack.enter_context(replaced(torch.utils, "swap_tensors", _data_set))
+        if hasattr(_meta_registrations, "_meta_grouped_mm_common"):
+            stack.enter_context(replaced(_meta_registrations, "_meta_grouped_mm_common", _any_type))
         yield
 
 
@@ -125,6 +127,16 @@ def _data_set(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 _swap_tensors: Callable[..., None] = torch.utils.swap_tensors
+
+
+def _any_type(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch's fake grouped_mm takes bf16 alone; the real one computes in fp32 too, into a tensor of the same shape."""
+    if left.dtype != torch.float32:
+        return _grouped_mm(left, right, *args, **kwargs)
+    return _grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *args, **kwargs).to(torch.float32)
+
+
+_grouped_mm: Callable[..., torch.Tensor] = getattr(_meta_registrations, "_meta_grouped_mm_common", torch.matmul)
 
 
 def _drawn_once(tensor: torch.Tensor, mean: float, std: float, *_: object, **__: object) -> torch.Tensor:

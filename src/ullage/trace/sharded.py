@@ -41,7 +41,7 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
         if not self._comm_hooks:
             self.register_comm_hook(recorder, _reduced_in_place)
         with _RealIndices():  # type: ignore[no-untyped-call]
-            return ready(self, *args, **kwargs)
+            return ready(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     with ExitStack() as stack:
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen))

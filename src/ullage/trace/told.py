@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +27,7 @@ class Carried:
 
     def __init__(self, tape: Tape, cuts: list[Part]) -> None:
         self.cuts = cuts
-        self.outputs = [self.handed(tape, before, after) for before, after in zip(cuts, cuts[1:], strict=False)]
+        self.outputs = [self.handed(tape, before, after) for before, after in itertools.pairwise(cuts)]
         self.grads = [self._gradient(tape, at) for at in range(len(self.outputs))]
 
     @staticmethod

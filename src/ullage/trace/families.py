@@ -1,0 +1,52 @@
+"""Small models of the families that transformers and ullage both know, to hold the closed form against the trace.
+
+Each is a config.json's keys beside COMMON's; the sizes are odd on purpose (grouped heads, an MLP that is no multiple of the width), so
+that terms which happen to be equal in a real model differ here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+COMMON: Mapping[str, object] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 176,
+    "vocab_size": 520,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 520}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_NO_KV = {key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "head_dim")}
+
+FAMILIES: Mapping[str, Mapping[str, object]] = {
+    "llama": COMMON,
+    "mistral": COMMON,
+    "qwen2": COMMON,
+    "qwen3": COMMON,
+    "phi3": COMMON,
+    "gemma": COMMON,
+    "gemma2": COMMON,
+    "gemma3_text": COMMON,
+    "olmo2": COMMON,
+    "granite": COMMON,
+    "smollm3": COMMON,
+    "starcoder2": {**COMMON, "residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
+    "gpt2": {**_GPT2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "gpt_neox": {**_NO_KV, "attention_dropout": 0.0, "hidden_dropout": 0.0},
+    "opt": {**_NO_KV, "ffn_dim": 176, "word_embed_proj_dim": 64, "dropout": 0.0},
+    "phi": _NO_KV,
+    "stablelm": COMMON,
+    "cohere": COMMON,
+    "glm": COMMON,
+    "mixtral": {**COMMON, "num_local_experts": 4},
+    "qwen3_moe": {**COMMON, **_MOE},
+    "qwen2_moe": {**COMMON, **_MOE, "shared_expert_intermediate_size": 80},
+    "olmoe": {**COMMON, **_MOE},
+}
+EAGER_ONLY = frozenset({"gemma2"})
+"""Families whose classes refuse sdpa (a cap on the attention's logits)."""
