@@ -190,7 +190,9 @@ class ReplicaStep:
             for element in self.elements:
                 if element.block.name == block:
                     program = self.replayer.element_program(element, rule)
-                    found[first] = (dict(program.grads)[weight], weight in program.views)
+                    grads = dict(program.grads)
+                    if weight in grads:  # a loss by chunks sums the head's gradient in a buffer of its own
+                        found[first] = (grads[weight], weight in program.views)
         return found
 
     def _update(self) -> list[Node]:

@@ -131,8 +131,9 @@ class Tape:
     # -- primitives
 
     def cast(self, value: Value, dtype: str, name: str) -> Value:
-        """``value.to(dtype)``; itself where it has that type already."""
+        """``value.to(dtype)``; itself, under both names, where it has that type already."""
         if value.dtype == dtype:
+            self.values[name] = value
             return value
         return self.emit(name, (value,), Value(name, value.dims, dtype))
 

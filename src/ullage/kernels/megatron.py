@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ullage.errors import Unsupported
 from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers
@@ -22,6 +23,12 @@ FUSED = frozenset({"linear", "grouped_linear"})
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    if context.autocast:
+        raise Unsupported(
+            "Megatron's layers run in the parameters' own type, not under autocast",
+            key="engine.name",
+            remedy="use engine megatron or deepspeed, or precision bf16 or fp32",
+        )
     steps = eager_steps(block, context)
     if captures_attention(context):
         return replayed(steps)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ullage.errors import Unsupported
 from ullage.kernels import torchtitan_attention, torchtitan_loss, torchtitan_moe
 from ullage.kernels.lowering import lower_ops
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
@@ -23,6 +24,14 @@ from ullage.model.graph import Block, Op
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    if context.autocast:
+        raise Unsupported(
+            "torchtitan's layers are modelled under FSDP's mixed precision, not under autocast",
+            key="engine.name",
+            remedy="use engine fsdp2, or precision bf16 or fp32",
+        )
+    if any(op.name == "add_branches" for op in block.ops):
+        raise Unsupported("torchtitan has no layer of parallel branches", key="stack", value=context.stack)
     if context.compile and block.role != "layer" and not str(context.option("compile_scope", "")).startswith("whole"):
         context = replace(context, compile=False)
     fused = frozenset[str]() if before(context, QKV_FUSED_SINCE) else frozenset({"linear"})

@@ -21,6 +21,12 @@ Emit = Callable[[Tape, Op], object]
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    if context.autocast:
+        raise Unsupported(
+            "torchtune trains in one type", key="precision", value="mixed with autocast", remedy="use bf16 or fp32"
+        )
+    if any(op.kind == "activation" and not op.attrs["glu"] for op in block.ops):
+        raise Unsupported("torchtune has no model with an ungated MLP", key="stack", value=context.stack)
     tape = Tape(context, block)
     kernels: Mapping[str, Emit] = {**KERNELS, **(_COMPILED if context.compile and block.role == "layer" else {})}
     for op in block.ops:
