@@ -1,13 +1,16 @@
+import copy
+import dataclasses
 import json
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.frozen import FrozenMap
+from ullage.frozen import FrozenMap, frozen
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -75,3 +78,79 @@ def test_it_is_a_cache_key_in_another_process_too() -> None:
     sent = pickle.dumps(FrozenMap({"name": "llama"}))
     done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
     assert done.stdout.strip() == b"True"
+
+
+@frozen
+class _Base:
+    """A record with each kind of field."""
+
+    size: int
+    name: str = "x"
+    parts: tuple[int, ...] = field(default_factory=tuple)
+    kept: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.size
+
+
+@frozen
+class _Derived(_Base):
+    more: int = 3
+
+    def __post_init__(self) -> None:
+        assert self.size >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standard:
+    size: int
+    name: str = "x"
+    parts: tuple[int, ...] = field(default_factory=tuple)
+    kept: int | None = field(default=None, init=False, repr=False, compare=False)
+
+
+def test_a_frozen_class_is_what_the_standard_decorator_makes() -> None:
+    one, standard = _Base(size=1, parts=(2,)), _Standard(size=1, parts=(2,))
+    assert repr(one) == repr(standard).replace("_Standard", "_Base")
+    assert dataclasses.asdict(one) == dataclasses.asdict(standard)
+    for ours, theirs in zip(dataclasses.fields(one), dataclasses.fields(standard), strict=True):
+        for attribute in ("name", "type", "default", "default_factory", "init", "repr", "compare", "kw_only"):
+            assert getattr(ours, attribute) == getattr(theirs, attribute)
+    assert dataclasses.is_dataclass(_Base)
+    assert hash(one) == hash(standard)
+    assert one.twice == 2
+
+
+def test_equal_records_are_one_cache_key_and_kinds_differ() -> None:
+    assert _Base(size=1) == _Base(size=1)
+    assert _Base(size=1) != _Base(size=2)
+    assert {_Base(size=1): "cached"}[_Base(size=1)] == "cached"
+    assert _Base(size=1) != _Derived(size=1)
+    hash_once_kept = _Base(size=1)
+    object.__setattr__(hash_once_kept, "kept", 5)
+    assert hash_once_kept == _Base(size=1)
+
+
+def test_nothing_of_a_record_can_be_set() -> None:
+    one = _Derived(size=1)
+    for name in ("size", "more", "unheard_of"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, name, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del one.size
+    assert not hasattr(one, "__dict__")
+
+
+def test_a_record_is_replaced_copied_and_pickled() -> None:
+    one = _Derived(size=1, more=4)
+    assert dataclasses.replace(one, size=7) == _Derived(size=7, more=4)
+    assert copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
+    with pytest.raises(AssertionError):
+        dataclasses.replace(one, size=-1)
+
+
+def test_a_record_refuses_what_is_missing_unknown_or_without_a_name() -> None:
+    for wrong in (lambda: _Base(), lambda: _Base(size=1, other=2), lambda: _Base(1), lambda: _Base(size=1, kept=2)):
+        with pytest.raises(TypeError):
+            wrong()

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.kernels.step import Buffer, Segment, Step, WeightGrad
-from ullage.memory.block import BlockProgram, BlockReplay, GradRule, boundary, boundary_grad
+from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary, boundary_grad
+from ullage.memory.block_replay import BlockReplay
 from ullage.memory.program import Sequence, alloc, events, free, net
 
 K = 1024
@@ -29,7 +30,8 @@ MLP = (
 
 
 def replay(steps: tuple[Step, ...] = MLP, rule: GradRule = GradRule(mode="fused"), **how: object) -> BlockProgram:
-    return BlockReplay(steps, input="x", input_bytes=4 * K, output="y", grad_rule=rule, **how).run()  # type: ignore[arg-type]
+    block = BlockSteps(steps=steps, input="x", input_bytes=4 * K, output="y", **how)  # type: ignore[arg-type]
+    return BlockReplay(block, grad_rule=rule).run()
 
 
 def saved_kib(program: BlockProgram) -> float:

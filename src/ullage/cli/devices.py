@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from ullage.cli.answer import write_json, write_report
 
 USAGE = "[--json]"
 
@@ -19,10 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from ullage.report import json
 
-        sys.stdout.write(json.dumps(json.devices(found)) + "\n")
+        write_json(json.devices(found))
     else:
         from ullage.report.catalogue import devices_report
-        from ullage.report.console import to_stdout, write
 
-        write(devices_report(found), to_stdout())
+        write_report(devices_report(found))
     return 0

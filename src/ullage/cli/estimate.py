@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ullage.cli import status
+from ullage.cli.answer import write_json
 from ullage.cli.flags import add_job_flags, overrides, placed
 from ullage.errors import InvalidInput, UllageError
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from ullage.report import json
 
-        sys.stdout.write(json.dumps(json.estimate(answer)) + "\n")
+        write_json(json.estimate(answer))
     else:
         from ullage.report.console import to_stdout, write
         from ullage.report.explain import explained_report

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from ullage.cli.answer import write_json, write_report
+
 USAGE = "PATH... [options]"
 
 
@@ -30,16 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from ullage.report import json
 
-        sys.stdout.write(json.dumps(json.validation(found)) + "\n")
+        write_json(json.validation(found))
     elif arguments.markdown:
         from ullage.report.accuracy import accuracy_page
 
         sys.stdout.write(accuracy_page(found, causes))
     else:
-        from ullage.report.console import to_stdout, write
         from ullage.report.validation import validation_report
 
-        write(validation_report(found, verbose=arguments.verbose), to_stdout())
+        write_report(validation_report(found, verbose=arguments.verbose))
     return 0
 
 

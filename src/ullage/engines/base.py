@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
-from dataclasses import dataclass
 
 from ullage import dtypes
+from ullage.frozen import frozen
+from ullage.hardware.overheads import Overhead
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -15,7 +16,7 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Account:
     """Memory of one pipeline rank.
 
@@ -129,6 +130,18 @@ def sized(
         lives=lives,
         provenance=provenance,
         stream=stream,
+    )
+
+
+def workspace(found: Overhead) -> Item:
+    """A library's workspace, which torch's allocator holds for it."""
+    return Item(
+        category="workspace",
+        what=found.what,
+        bytes=round_up(found.bytes),
+        formula=found.source,
+        provenance=found.provenance,
+        lives="from the first matmul on",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -10,6 +10,7 @@ from ullage.engines.base import Account
 from ullage.engines.interval import Interval, interval
 from ullage.engines.registry import account, ranks_of
 from ullage.engines.reserved import reserved_bytes
+from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
 from ullage.job.job import Job
 from ullage.memory.ledger import Line, ledger
@@ -23,7 +24,7 @@ from ullage.model.graph import Graph
 Verdict = Literal["fits", "tight", "oom"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PeakEstimate:
     """The worst moment of the worst rank. low_bytes..high_bytes bracket device_bytes."""
 
@@ -36,7 +37,7 @@ class PeakEstimate:
     high_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankEstimate:
     """One pipeline stage: its global ranks hold the same. static_bytes: allocated between two steps."""
 
@@ -49,7 +50,7 @@ class RankEstimate:
     moment: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Estimate:
     """What ``ullage estimate`` answers; docs/job.md names its JSON form. All sizes are bytes.
 
@@ -121,7 +122,7 @@ def _flops_per_step(job: Job, graph: Graph) -> int:
     return int(flops_per_token(graph, job.data.seq_len) * job.data.seq_len * sequences)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Found:
     rank: Rank
     ranks: range

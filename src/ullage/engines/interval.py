@@ -5,20 +5,19 @@ The widths are shares of reserved memory. EVIDENCE says where each comes from; d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ullage.engines.base import Account
+from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
 from ullage.job.job import Job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Interval:
     low_bytes: int
     high_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Doubt:
     """A reason for a wider bracket: shares of reserved memory below and above the estimate."""
 

@@ -8,12 +8,12 @@ optim/optimizer.py, torchao optim/subclass_8bit.py. States appear inside the fir
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from ullage import dtypes
 from ullage.errors import Unsupported
+from ullage.frozen import frozen
 from ullage.job.job import Optimizer
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
@@ -35,7 +35,7 @@ _MOMENTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stepped:
     """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it."""
 
@@ -48,7 +48,7 @@ class Stepped:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """Tensors stepped one after another, and how often that pattern repeats (the layers of a model)."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import context_of, sized
+from ullage.engines.base import context_of, sized, workspace
 from ullage.engines.optimizer import Group
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
@@ -64,22 +64,14 @@ def beside(job: Job, context: Context) -> list[Item]:
     data = job.data
     tokens = data.seq_len * data.micro_batch
     tensors = 3 if data.padding_mask else 2
-    cublas = overheads.cublas_workspace_bytes(job.cluster.device)
+    cublas = workspace(overheads.cublas_workspace_bytes(job.cluster.device))
     batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
-    workspace = Item(
-        category="workspace",
-        what=cublas.what,
-        bytes=round_up(cublas.bytes),
-        formula=cublas.source,
-        provenance=cublas.provenance,
-        lives="from the first matmul on",
-    )
     inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
     tables = [
         Item(category="buffers", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives="the whole run")
         for one in stacks.buffers(context)
     ]
-    return [inputs, *tables, workspace]
+    return [inputs, *tables, cublas]
 
 
 def master(job: Job, rank: Rank) -> list[Item]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ullage.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Device:
     """One GPU. capacity_bytes: what torch sees (cudaMemGetInfo total), not what is printed on the box.
 
@@ -35,7 +37,7 @@ class Device:
     provenance: str = "measured"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Link:
     """A link that a group of ranks crosses, one direction, per GPU."""
 
@@ -44,7 +46,7 @@ class Link:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cluster:
     """``nodes`` nodes of ``gpus_per_node`` equal devices.
 

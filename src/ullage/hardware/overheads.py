@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from ullage.frozen import frozen
 from ullage.hardware.cluster import Device
 from ullage.hardware.store import DATA
 
 Provenance = Literal["measured", "default", "exact"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Overhead:
     """One thing that takes memory on one GPU. low_bytes..high_bytes: where it was or may be; bytes lies between them.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ullage.frozen import frozen
 from ullage.model.config import ModelConfig
 
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -19,7 +19,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Architecture:
     """None: the config does not say it under any name that is known, so nothing is checked against it."""
 

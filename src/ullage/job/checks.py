@@ -7,9 +7,9 @@ errors, a reader raises the first, and both show the warnings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ullage.errors import Contradiction, Infeasible, InvalidInput, UllageError
+from ullage.frozen import frozen
 from ullage.job.architecture import Architecture, architecture
 from ullage.job.fields import show
 from ullage.job.job import Job
@@ -23,7 +23,7 @@ _ERRORS: dict[str, type[UllageError]] = {
 _MOST_DIVISORS_SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Violation:
     """``code``: infeasible, contradiction, invalid-input (errors) or warning; ``key`` and ``value`` as in the job file."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from ullage.errors import InvalidInput, UllageError
 from ullage.job.text import read_text
 from ullage.job.yaml_tree import Path as KeyPath
 from ullage.job.yaml_tree import parse_yaml
+from ullage.textfile import parse_json
 
 _EXAMPLE = "a mapping such as model: llama-3.1-8b, cluster: 8xH100-SXM-80GB"
 
@@ -70,19 +70,12 @@ def _json(text: str, place: str) -> tuple[object, FindLines]:
     if not text.strip():
         return None, dict
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = parse_json(
+            text, place, remedy="correct it there", too_deep="no job needs that", parse_constant=_no_constant
+        )
         value = _plain(value, 0) if isinstance(value, dict) else value
-    except json.JSONDecodeError as error:
-        truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        raise InvalidInput(
-            f"is no valid JSON: {error.msg}",
-            remedy="the file ends too early; is it truncated?" if truncated else "correct it there",
-            place=f"{place}, line {error.lineno}",
-        ) from None
     except InvalidInput as error:
         raise error.at(place) from None
-    except RecursionError:
-        raise InvalidInput("is nested too deep", remedy="no job needs that", place=place) from None
     except ValueError as error:  # a number of more than 4,300 digits
         raise InvalidInput(f"is no valid JSON: {error}", place=place) from None
 
@@ -93,15 +86,6 @@ def _json(text: str, place: str) -> tuple[object, FindLines]:
             return {}
 
     return value, find_lines
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    keys = dict(pairs)
-    if len(keys) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput("is written twice", key=twice, remedy="keep one of the two")
-    return keys
 
 
 def _no_constant(name: str) -> object:

@@ -5,10 +5,10 @@ Sizes are bytes, counts are plain integers. A value here is complete: every defa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
-from ullage.frozen import FrozenMap, hash_once
+from ullage.frozen import FrozenMap, frozen, hash_once
 from ullage.hardware.cluster import Cluster
 from ullage.model.config import ModelConfig
 
@@ -32,7 +32,7 @@ RecomputeKind = Literal["none", "full", "selective", "every", "layers", "modules
 Place = Literal["none", "cpu", "nvme"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Data:
     """seq_len: tokens of one sequence; micro_batch: sequences per forward of one data-parallel rank."""
 
@@ -43,7 +43,7 @@ class Data:
     seq_len_mean: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layout:
     """Degrees of parallelism; dp * tp * cp * pp is the number of GPUs, ep lies inside dp * cp (* tp when etp is 1)."""
 
@@ -69,7 +69,7 @@ class Layout:
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Engine:
     """``options`` holds the engine's own knobs under the engine's own names, as written in the job (no defaults put in)."""
 
@@ -79,7 +79,7 @@ class Engine:
     options: FrozenMap = field(default_factory=FrozenMap)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Precision:
     """Element types by role. params == master == fp32 is one copy (FSDP, autocast); bf16 params and fp32 master are two."""
 
@@ -92,7 +92,7 @@ class Precision:
     fp8_params: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Optimizer:
     """state: element type of each moment (fp32 | bf16 | 8bit ...)."""
 
@@ -102,7 +102,7 @@ class Optimizer:
     paged: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recompute:
     """every: n of {every: n}; layers: n of {layers: n}; modules: names of {modules: [...]}, in the stack's own words."""
 
@@ -112,20 +112,20 @@ class Recompute:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Loss:
     kind: LossKind = "full"
     chunks: int | None = None  # None: the kernel has a rule of its own, or the loss has no chunks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Offload:
     optimizer: Place = "none"
     params: Place = "none"
     activations: Place = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lora:
     """targets: module names; ("all-linear",) means every linear of the decoder layers. dtype None: see the stack."""
 
@@ -139,7 +139,7 @@ class Lora:
     modules_to_save: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """One training job, complete and checked. ``defaults`` lists, as ``key = value``, every default that was taken."""
 

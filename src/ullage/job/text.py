@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ullage.errors import InvalidInput
+from ullage.textfile import read_start
 from ullage.units import MIB, format_bytes
 
 LONGEST_FILE_BYTES = 1 * MIB
@@ -13,17 +14,13 @@ LONGEST_FILE_BYTES = 1 * MIB
 def read_text(path: Path) -> str:
     """The text of ``path``; InvalidInput if it is no readable, small text file."""
     place = str(path)
+    remedy = "give the path of a job file"
     try:
-        with path.open("rb") as file:
-            raw = file.read(LONGEST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise InvalidInput("there is no such file", remedy="give the path of a job file", place=place) from None
+        raw = read_start(path, LONGEST_FILE_BYTES, remedy=remedy)
     except IsADirectoryError:
-        raise InvalidInput("is a directory", remedy="give the path of a job file in it", place=place) from None
-    except PermissionError:
-        raise InvalidInput("no permission to read it", remedy="make it readable: chmod +r", place=place) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InvalidInput(f"cannot be read: {error}", remedy="give the path of a job file", place=place) from None
+        raise InvalidInput("is a directory", remedy=f"{remedy} in it", place=place) from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot be read: {error}", remedy=remedy, place=place) from None
     if len(raw) > LONGEST_FILE_BYTES:
         size = max(path.stat().st_size, len(raw))  # a pipe says 0
         raise InvalidInput(

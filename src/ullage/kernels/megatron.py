@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import megatron_attention, megatron_loss, megatron_moe
+from ullage.kernels import megatron_attention, megatron_loss, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers
 from ullage.kernels.megatron_graphs import captures_attention, replayed
@@ -203,33 +203,7 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
         return [Step(name=op.name, reads=(whole,), writes=(output,), saves=(whole,), module=op.module)]
     if not op.attrs["glu"]:
         return [Step(name=op.name, reads=op.inputs, writes=(output,), saves=op.inputs, module=op.module)]
-    gate, up = op.inputs
-    activated = Buffer(f"{op.name}.gate", output.bytes, f"{op.name}: activated gate", output.formula)
-    return [
-        Step(name=f"{op.name}.gate", reads=(gate,), writes=(activated,), saves=(gate,), module=op.module),
-        Step(name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module),
-    ]
-
-
-def residual(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    output = context.tensor(op.outputs[0], "residual stream")
-    return [Step(name=op.name, reads=op.inputs, writes=(output,), passes=op.inputs)]
-
-
-def dropout(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    """Dropout keeps a mask of one byte an element."""
-    (op,) = ops
-    mask = context.buffer(f"{op.name}.mask", op.outputs[0].dims, "bool", f"{op.name} mask")
-    return [
-        Step(
-            name=op.name,
-            reads=op.inputs,
-            writes=(context.tensor(op.outputs[0], f"{op.name} output"), mask),
-            saves=(mask.name,),
-            module=op.module,
-        )
-    ]
+    return pointwise.gated(op, output)
 
 
 def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -251,16 +225,6 @@ def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
     ]
 
 
-def concat(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),), module=op.module)]
-
-
-def add_losses(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),))]
-
-
 _KERNELS = {
     "norm": norm,
     "linear": lambda ops, context: (
@@ -271,15 +235,15 @@ _KERNELS = {
     "split": megatron_attention.latent_split,
     "mla_assemble": megatron_attention.latent_assemble,
     "activation": activation,
-    "residual": residual,
-    "dropout": dropout,
+    "residual": pointwise.residual,
+    "dropout": pointwise.dropout,
     "embedding": embedding,
     "router": megatron_moe.router,
     "dispatch": megatron_moe.dispatch,
     "grouped_linear": megatron_moe.grouped_linear,
     "combine": megatron_moe.combine,
     "shared_gate": megatron_moe.shared_gate,
-    "concat": concat,
-    "add_losses": add_losses,
+    "concat": pointwise.concat,
+    "add_losses": pointwise.concat,
     "loss": megatron_loss.loss,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ullage import dtypes
-from ullage.frozen import FrozenMap, hash_once
+from ullage.frozen import FrozenMap, frozen, hash_once
 from ullage.model.graph import Dim, Tensor
 
 
@@ -35,7 +35,7 @@ class WeightGrad:
     fusable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Step:
     """One autograd node.
 
@@ -83,7 +83,7 @@ class Step:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Segment:
     """Steps [start, stop) that are recomputed.
 
@@ -101,7 +101,7 @@ class Segment:
     reentrant: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Context:
     """All that a kernel may depend on beside its op; hashable, so that a replay can be cached on it.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import torchtitan_attention, torchtitan_loss, torchtitan_moe
+from ullage.kernels import pointwise, torchtitan_attention, torchtitan_loss, torchtitan_moe
 from ullage.kernels.lowering import lower_ops
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.kernels.torchtitan_linear import embedding, linear
@@ -110,43 +110,7 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
     output = context.tensor(op.outputs[0], f"{op.name} output")
     if context.compile or not op.attrs["glu"]:
         return [Step(name=op.name, reads=op.inputs, writes=(output,), saves=op.inputs, module=op.module)]
-    gate, up = op.inputs
-    activated = Buffer(f"{op.name}.gate", output.bytes, f"{op.name}: activated gate", output.formula)
-    return [
-        Step(name=f"{op.name}.gate", reads=(gate,), writes=(activated,), saves=(gate,), module=op.module),
-        Step(name=op.name, reads=(activated.name, up), writes=(output,), saves=(activated.name, up), module=op.module),
-    ]
-
-
-def residual(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    return [
-        Step(
-            name=op.name,
-            reads=op.inputs,
-            writes=(context.tensor(op.outputs[0], "residual stream"),),
-            passes=op.inputs,
-        )
-    ]
-
-
-def dropout(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    mask = context.buffer(f"{op.name}.mask", op.outputs[0].dims, "bool", f"{op.name} mask")
-    return [
-        Step(
-            name=op.name,
-            reads=op.inputs,
-            writes=(context.tensor(op.outputs[0], f"{op.name} output"), mask),
-            saves=(mask.name,),
-            module=op.module,
-        )
-    ]
-
-
-def concat(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    (op,) = ops
-    return [Step(name=op.name, reads=op.inputs, writes=(context.tensor(op.outputs[0]),), module=op.module)]
+    return pointwise.gated(op, output)
 
 
 _KERNELS = {
@@ -157,15 +121,15 @@ _KERNELS = {
     "split": torchtitan_attention.latent_split,
     "mla_assemble": torchtitan_attention.latent_assemble,
     "activation": activation,
-    "residual": residual,
-    "dropout": dropout,
+    "residual": pointwise.residual,
+    "dropout": pointwise.dropout,
     "embedding": embedding,
     "router": torchtitan_moe.router,
     "dispatch": torchtitan_moe.dispatch,
     "grouped_linear": torchtitan_moe.grouped_linear,
     "combine": torchtitan_moe.combine,
     "shared_gate": torchtitan_moe.shared_gate,
-    "concat": concat,
-    "add_losses": concat,
+    "concat": pointwise.concat,
+    "add_losses": pointwise.concat,
     "loss": torchtitan_loss.loss,
 }

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 
+from ullage.frozen import frozen
 from ullage.units import MIB
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize
@@ -61,7 +61,7 @@ class Block:
         self.inserted_at = 0  # the clock when the block became free: its age for the garbage collector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Segment:
     """What the driver handed out: one cudaMalloc, or one contiguous mapped run of an expandable segment."""
 

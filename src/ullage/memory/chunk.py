@@ -10,16 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
+from ullage.frozen import frozen
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
 from ullage.kernels.step import Context, Segment
-from ullage.memory.block import BlockProgram, BlockReplay, GradRule, boundary
-from ullage.memory.program import Item, Node, Repeat, Sequence, free
+from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
+from ullage.memory.block_replay import BlockReplay
+from ullage.memory.program import Node, Repeat, Sequence, free
 from ullage.memory.rank import Chunk
+from ullage.memory.storage import Items
 from ullage.model.graph import Block, Tensor
 
 _NodeOf = Callable[["Element | None", "Element", "Element | None"], Node]
@@ -31,7 +33,7 @@ NO_GRAD = "no-grad"
 """Modes of a block: keeps all, keeps its input, keeps what the stack's policy says, keeps nothing (inside a longer segment)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Element:
     """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how."""
 
@@ -55,7 +57,7 @@ class Wrap:
         return program.backward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Replayer:
     """All that the programs of a chunk's blocks depend on."""
 
@@ -95,22 +97,21 @@ def _program(
     elif mode == SELECTIVE:
         segments = stacks.segments(block, context, recompute)
     is_first = block.role == "embedding"
-    return BlockReplay(
-        steps,
+    whole = BlockSteps(
+        steps=steps,
         input=None if is_first else block.input.name,
         input_bytes=0 if is_first else stream_bytes(block.input, context),
         output=block.output.name,
         segments=segments,
-        grad_rule=rule,
         keeps_input=mode != NO_GRAD,
-        items=_items_of(block, context),
-    ).run()
+    )
+    return BlockReplay(whole, grad_rule=rule, items=_items_of(block, context)).run()
 
 
 @lru_cache(maxsize=1024)
-def _items_of(block: Block, context: Context) -> dict[tuple[str, int, str], Item]:
+def _items_of(block: Block, context: Context) -> Items:
     """A block's allocations, the same objects in whichever mode and under whichever rule it is replayed."""
-    return {}
+    return Items()
 
 
 def stream_bytes(tensor: Tensor, context: Context) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ullage.frozen import frozen
 from ullage.memory.program import Item, Peak
 
 CATEGORIES = (
@@ -21,7 +21,7 @@ CATEGORIES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Line:
     """One line: ``count`` allocations of one kind. bytes: of all of them, as the allocator rounds each."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from ullage.errors import Infeasible
-from ullage.frozen import hash_once
+from ullage.frozen import frozen, hash_once
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Layout
 from ullage.model.graph import Block, Graph, Param, Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LocalParam:
     """A parameter on this rank: qualified name, elements after tensor and expert parallelism, and how many blocks hold it."""
 
@@ -29,7 +29,7 @@ class LocalParam:
         return self.numel * self.copies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Chunk:
     """One model chunk: what a pipeline rank runs in one forward. Without pipeline: the whole model."""
 
@@ -42,7 +42,7 @@ class Chunk:
         return sum(run.repeat for run in self.runs if run.block.role == "layer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rank:
     """One pipeline rank and its chunks (one per virtual stage)."""
 

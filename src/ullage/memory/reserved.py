@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ullage.frozen import frozen
 from ullage.memory.allocator import FREE_EVENT, CachingAllocator
+from ullage.memory.allocator_replay import Full, Replay
 from ullage.memory.program import Node, written_out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reserved:
     """What the allocator held at most: ``allocated_bytes`` in blocks handed out, ``reserved_bytes`` from the driver."""
 
@@ -23,12 +24,28 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
     capacity_bytes: what the driver can give. Near it the allocator first gives back what it holds unused; a program that does not
     fit even so is answered as if there were no limit.
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    allocator.replay(_triples(program))
-    if capacity_bytes is not None and allocator.peak_reserved_bytes > capacity_bytes:
-        limited = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-        if limited.replay(_triples(program)) is None:
-            allocator = limited
+    replay = _expandable if expandable_segments else _plain
+    found = replay(program, None)
+    assert found is not None
+    if capacity_bytes is not None and found.reserved_bytes > capacity_bytes:
+        return replay(program, capacity_bytes) or found
+    return found
+
+
+def _plain(program: Node, capacity_bytes: int | None) -> Reserved | None:
+    """None where the driver has too little."""
+    replay = Replay(capacity_bytes)
+    try:
+        replay.play(program)
+    except Full:
+        return None
+    return Reserved(allocated_bytes=replay.peak_allocated_bytes, reserved_bytes=replay.peak_reserved_bytes)
+
+
+def _expandable(program: Node, capacity_bytes: int | None) -> Reserved | None:
+    allocator = CachingAllocator(expandable_segments=True, capacity_bytes=capacity_bytes)
+    if allocator.replay(_triples(program)) is not None:
+        return None
     return Reserved(allocated_bytes=allocator.peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes)
 
 

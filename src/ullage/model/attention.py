@@ -5,7 +5,7 @@ from __future__ import annotations
 from ullage.frozen import FrozenMap
 from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Op, Param, Tensor
 from ullage.model.ops import linear, norm_params
-from ullage.model.spec import DecoderSpec, Kind
+from ullage.model.spec import DecoderSpec, Kind, Latent
 
 
 def attention(spec: DecoderSpec, source: str, kind: Kind) -> list[Op]:
@@ -107,46 +107,28 @@ def _rope(spec: DecoderSpec, q: str, k: str) -> Op:
 
 
 def _latent_projections(spec: DecoderSpec, source: str) -> list[Op]:
+    """Query, key and value through low ranks; the rotary part of the key is shared by all heads (arXiv 2405.04434, section 2.1)."""
     latent = spec.latent
     assert latent is not None
-    q_up = Tensor(name="q_up", dims=(BATCH, SEQ, "heads", "head_dim"))
-    ops: list[Op] = []
-    if latent.q_rank:
-        down = Tensor(name="q_down", dims=(BATCH, SEQ_SP, "q_rank"))
-        ops.append(
-            linear(
-                "q_a_proj",
-                source,
-                down,
-                ("q_rank",),
-                ("hidden",),
-                parallel="replicated",
-                bias=latent.down_bias,
-                module="q_down",
-            )
-        )
-        q_in = "q_down"
-        if latent.norms:
-            ops.append(_latent_norm(spec, "q_a_norm", "q_down", "q_latent", "q_rank"))
-            q_in = "q_latent"
-        ops.append(
-            linear("q_b_proj", q_in, q_up, ("heads", "head_dim"), ("q_rank",), parallel="column", module="mla_up_proj")
-        )
-    else:
-        ops.append(linear("q_proj", source, q_up, ("heads", "head_dim"), ("hidden",), parallel="column"))
-    kv_down = Tensor(name="kv_down", dims=(BATCH, SEQ_SP, "kv_rank_rope"))
+    return [*_latent_query(spec, latent, source), *_latent_key_value(spec, latent, source), _assembled()]
+
+
+def _latent_query(spec: DecoderSpec, latent: Latent, source: str) -> list[Op]:
+    up = Tensor(name="q_up", dims=(BATCH, SEQ, "heads", "head_dim"))
+    if not latent.q_rank:
+        return [linear("q_proj", source, up, ("heads", "head_dim"), ("hidden",), parallel="column")]
+    ops = [_down(latent, "q_a_proj", source, "q_down", "q_rank")]
+    q_in = "q_down"
+    if latent.norms:
+        ops.append(_latent_norm(spec, "q_a_norm", "q_down", "q_latent", "q_rank"))
+        q_in = "q_latent"
     ops.append(
-        linear(
-            "kv_a_proj",
-            source,
-            kv_down,
-            ("kv_rank_rope",),
-            ("hidden",),
-            parallel="replicated",
-            bias=latent.down_bias,
-            module="kv_down",
-        )
+        linear("q_b_proj", q_in, up, ("heads", "head_dim"), ("q_rank",), parallel="column", module="mla_up_proj")
     )
+    return ops
+
+
+def _latent_key_value(spec: DecoderSpec, latent: Latent, source: str) -> list[Op]:
     split = Op(
         name="kv_split",
         kind="split",
@@ -156,36 +138,43 @@ def _latent_projections(spec: DecoderSpec, source: str) -> list[Op]:
             Tensor(name="k_pe", dims=(BATCH, SEQ_SP, "rope_dim")),
         ),
     )
-    ops.append(split)
+    ops = [_down(latent, "kv_a_proj", source, "kv_down", "kv_rank_rope"), split]
     kv_in = "kv_compressed"
     if latent.norms:
         ops.append(_latent_norm(spec, "kv_a_norm", "kv_compressed", "kv_latent", "kv_rank"))
         kv_in = "kv_latent"
+    up = Tensor(name="kv_up", dims=(BATCH, SEQ, "heads", "kv_up_dim"))
     ops.append(
-        linear(
-            "kv_b_proj",
-            kv_in,
-            Tensor(name="kv_up", dims=(BATCH, SEQ, "heads", "kv_up_dim")),
-            ("heads", "kv_up_dim"),
-            ("kv_rank",),
-            parallel="column",
-            module="mla_up_proj",
-        )
-    )
-    ops.append(
-        Op(
-            name="mla_assemble",
-            kind="mla_assemble",
-            inputs=("q_up", "kv_up", "k_pe"),
-            outputs=(
-                Tensor(name="q_final", dims=(BATCH, SEQ, "heads", "head_dim")),
-                Tensor(name="k_final", dims=(BATCH, SEQ, "heads", "head_dim")),
-                Tensor(name="v", dims=(BATCH, SEQ, "heads", "v_head_dim")),
-            ),
-            module="mla_up_proj",
-        )
+        linear("kv_b_proj", kv_in, up, ("heads", "kv_up_dim"), ("kv_rank",), parallel="column", module="mla_up_proj")
     )
     return ops
+
+
+def _down(latent: Latent, name: str, source: str, result: str, rank: str) -> Op:
+    return linear(
+        name,
+        source,
+        Tensor(name=result, dims=(BATCH, SEQ_SP, rank)),
+        (rank,),
+        ("hidden",),
+        parallel="replicated",
+        bias=latent.down_bias,
+        module=result,
+    )
+
+
+def _assembled() -> Op:
+    return Op(
+        name="mla_assemble",
+        kind="mla_assemble",
+        inputs=("q_up", "kv_up", "k_pe"),
+        outputs=(
+            Tensor(name="q_final", dims=(BATCH, SEQ, "heads", "head_dim")),
+            Tensor(name="k_final", dims=(BATCH, SEQ, "heads", "head_dim")),
+            Tensor(name="v", dims=(BATCH, SEQ, "heads", "v_head_dim")),
+        ),
+        module="mla_up_proj",
+    )
 
 
 def _latent_norm(spec: DecoderSpec, name: str, source: str, result: str, rank: str) -> Op:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ullage.frozen import FrozenMap
+from ullage.frozen import FrozenMap, frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModelConfig:
     """``keys``: config.json as a FrozenMap, so that a cache may be keyed by a ModelConfig."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from ullage.errors import InvalidInput
 from ullage.frozen import FrozenMap
+from ullage.textfile import parse_json, read_start
 from ullage.units import MIB, format_bytes
 
 LONGEST_FILE_BYTES: Final = 4 * MIB  # a classifier's labels make the longest ones
@@ -25,18 +25,7 @@ def read_config(path: Path) -> tuple[FrozenMap, str]:
     if not text.strip():
         raise InvalidInput("is empty", remedy=_REMEDY, place=place)
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        raise InvalidInput(
-            f"is no valid JSON: {error.msg}",
-            remedy="the file ends too early; is it truncated?" if truncated else _REMEDY,
-            place=f"{place}, line {error.lineno}",
-        ) from None
-    except RecursionError:
-        raise InvalidInput("is nested too deep", remedy=_REMEDY, place=place) from None
-    except InvalidInput as error:
-        raise error.at(place) from None
+        value = parse_json(text, place, remedy=_REMEDY, too_deep=_REMEDY)
     except ValueError:  # a number of more than 4,300 digits
         raise InvalidInput("holds a number that is too long", remedy=_REMEDY, place=place) from None
     if not isinstance(value, dict):
@@ -73,16 +62,11 @@ def _plain(value: object, key: str, depth: int) -> None:
 
 
 def _text(path: Path, place: str) -> str:
+    in_folder = path.name == "config.json" and path.parent.is_dir()
+    missing = "the folder holds no config.json" if in_folder else "there is no such file"
     try:
-        with path.open("rb") as file:
-            raw = file.read(LONGEST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        folder = path.name == "config.json" and path.parent.is_dir()
-        what = "the folder holds no config.json" if folder else "there is no such file"
-        raise InvalidInput(what, remedy=_REMEDY, place=place) from None
-    except PermissionError:
-        raise InvalidInput("no permission to read it", remedy="make it readable: chmod +r", place=place) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raw = read_start(path, LONGEST_FILE_BYTES, remedy=_REMEDY, missing=missing)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidInput(f"cannot be read: {reason}", remedy=_REMEDY, place=place[:200]) from None
     if len(raw) > LONGEST_FILE_BYTES:
@@ -96,15 +80,6 @@ def _text(path: Path, place: str) -> str:
     if "\0" in text:
         raise InvalidInput("is a binary file", remedy=_REMEDY, place=place)
     return text
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    keys = dict(pairs)
-    if len(keys) < len(pairs):
-        written = [name for name, _ in pairs]
-        twice = next(name for name in written if written.count(name) > 1)
-        raise InvalidInput("is written twice", key=twice, remedy="keep one of the two")
-    return keys
 
 
 def _kind(value: object) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from ullage.frozen import FrozenMap, hash_once
+from ullage.frozen import FrozenMap, frozen, hash_once
 
 Dim = str | int
 """A named dimension, or the bare size of an unnamed one."""
@@ -26,7 +26,7 @@ STREAM: tuple[Dim, ...] = (BATCH, SEQ_SP, "hidden")  # the tensor that one decod
 ROUTED = "routed"  # rows that this rank's experts compute: tokens x top-k at balanced routing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tensor:
     """An activation. ``elements`` names its type where it is not the compute type ("int64" ids, "fp32" scores)."""
 
@@ -35,7 +35,7 @@ class Tensor:
     elements: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Param:
     """A parameter or, with ``trainable=False`` and ``buffer=True``, a buffer. ``name`` is relative to its block."""
 
@@ -45,7 +45,7 @@ class Param:
     elements: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Op:
     """One operation. ``inputs`` names tensors made before it in the block, or the block's own input.
 
@@ -64,7 +64,7 @@ class Op:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Block:
     """Ops in execution order, from ``input`` to ``output``. Blocks of one kind differ in nothing but their index.
 
@@ -88,7 +88,7 @@ class Block:
         return tuple(param for op in self.ops for param in op.params)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Run:
     """``repeat`` equal blocks in a row."""
 
@@ -96,7 +96,7 @@ class Run:
     repeat: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Graph:
     """A model: runs of blocks in execution order.
 

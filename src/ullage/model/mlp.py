@@ -15,29 +15,12 @@ def mlp(spec: DecoderSpec, source: str, sparse: bool) -> list[Op]:
 
 
 def _dense_mlp(spec: DecoderSpec, source: str, result: str, ffn: str, prefix: str, module: str) -> list[Op]:
-    inner = Tensor(name=f"{prefix}up", dims=(BATCH, SEQ, ffn))
-    gate = Tensor(name=f"{prefix}gate", dims=(BATCH, SEQ, ffn))
-    ops: list[Op] = []
-    if spec.glu:
-        ops.append(
-            linear(
-                f"{prefix}gate_proj",
-                source,
-                gate,
-                (ffn,),
-                ("hidden",),
-                parallel="column",
-                bias=spec.mlp_bias,
-                group=f"{prefix}gate_up",
-                fused=spec.fused_gate_up,
-                module=module,
-            )
-        )
-    ops.append(
+    inner = [f"{prefix}gate", f"{prefix}up"] if spec.glu else [f"{prefix}up"]
+    ops = [
         linear(
-            f"{prefix}up_proj",
+            f"{name}_proj",
             source,
-            inner,
+            Tensor(name=name, dims=(BATCH, SEQ, ffn)),
             (ffn,),
             ("hidden",),
             parallel="column",
@@ -46,12 +29,13 @@ def _dense_mlp(spec: DecoderSpec, source: str, result: str, ffn: str, prefix: st
             fused=spec.fused_gate_up,
             module=module,
         )
-    )
+        for name in inner
+    ]
     ops.append(
         Op(
             name=f"{prefix}act",
             kind="activation",
-            inputs=(gate.name, inner.name) if spec.glu else (inner.name,),
+            inputs=tuple(inner),
             outputs=(Tensor(name=f"{prefix}product", dims=(BATCH, SEQ, ffn)),),
             attrs=FrozenMap({"act": spec.mlp, "form": form(spec), "glu": spec.glu, "bias": spec.mlp_bias}),
             module=module,
@@ -79,29 +63,7 @@ def form(spec: DecoderSpec) -> str:
 def _sparse_mlp(spec: DecoderSpec, source: str) -> list[Op]:
     experts = spec.experts
     assert experts is not None
-    router_params = [Param(name="router.weight", dims=("router", "hidden"))]
-    if experts.router_bias:
-        router_params.append(Param(name="router.bias", dims=("router",)))
-    if experts.score_bias:
-        router_params.append(Param(name="router.score_bias", dims=("router",), buffer=True, elements="fp32"))
-    ops = [
-        Op(
-            name="router",
-            kind="router",
-            inputs=(source,),
-            outputs=(Tensor(name="scores", dims=(BATCH, SEQ_SP, "top_k"), elements="fp32"),),
-            params=tuple(router_params),
-            module="moe",
-        ),
-        Op(
-            name="dispatch",
-            kind="dispatch",
-            inputs=(source, "scores"),
-            outputs=(Tensor(name="rows", dims=(ROUTED, "hidden")),),
-            module="moe",
-        ),
-    ]
-    ops += _experts(spec, experts)
+    ops = [*_routed(experts, source), *_experts(spec, experts)]
     routed_out = "routed_out" if experts.shared_ffn else "mlp_out"
     ops.append(
         Op(
@@ -113,21 +75,52 @@ def _sparse_mlp(spec: DecoderSpec, source: str) -> list[Op]:
         )
     )
     if experts.shared_ffn:
-        shared = "shared_raw" if experts.shared_gate else "shared_out"
-        ops += _dense_mlp(spec, source, shared, "shared_ffn", "shared_", "shared_experts")
-        if experts.shared_gate:
-            ops.append(
-                Op(
-                    name="shared_gate",
-                    kind="shared_gate",
-                    inputs=(source, shared),
-                    outputs=(Tensor(name="shared_out", dims=STREAM),),
-                    params=(Param(name="shared_gate.weight", dims=(1, "hidden")),),
-                    module="shared_experts",
-                )
-            )
+        ops += _shared(spec, experts, source)
         ops.append(residual("shared_add", routed_out, "shared_out", "mlp_out"))
     return ops
+
+
+def _routed(experts: Experts, source: str) -> list[Op]:
+    """The router, and its rows brought to their experts."""
+    params = [Param(name="router.weight", dims=("router", "hidden"))]
+    if experts.router_bias:
+        params.append(Param(name="router.bias", dims=("router",)))
+    if experts.score_bias:
+        params.append(Param(name="router.score_bias", dims=("router",), buffer=True, elements="fp32"))
+    return [
+        Op(
+            name="router",
+            kind="router",
+            inputs=(source,),
+            outputs=(Tensor(name="scores", dims=(BATCH, SEQ_SP, "top_k"), elements="fp32"),),
+            params=tuple(params),
+            module="moe",
+        ),
+        Op(
+            name="dispatch",
+            kind="dispatch",
+            inputs=(source, "scores"),
+            outputs=(Tensor(name="rows", dims=(ROUTED, "hidden")),),
+            module="moe",
+        ),
+    ]
+
+
+def _shared(spec: DecoderSpec, experts: Experts, source: str) -> list[Op]:
+    """The expert that every token passes, behind a gate where there is one."""
+    if not experts.shared_gate:
+        return _dense_mlp(spec, source, "shared_out", "shared_ffn", "shared_", "shared_experts")
+    return [
+        *_dense_mlp(spec, source, "shared_raw", "shared_ffn", "shared_", "shared_experts"),
+        Op(
+            name="shared_gate",
+            kind="shared_gate",
+            inputs=(source, "shared_raw"),
+            outputs=(Tensor(name="shared_out", dims=STREAM),),
+            params=(Param(name="shared_gate.weight", dims=(1, "hidden")),),
+            module="shared_experts",
+        ),
+    ]
 
 
 def _experts(spec: DecoderSpec, experts: Experts) -> list[Op]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from ullage.frozen import frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@frozen
 class Experts:
     """A mixture of experts: ``dense_layers`` leading layers (and those off the frequency) stay dense."""
 
@@ -21,7 +22,7 @@ class Experts:
     score_bias: bool = False  # a buffer that balances the load without a loss (DeepSeek-V3's e_score_correction_bias)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
@@ -34,7 +35,7 @@ class Latent:
     down_bias: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DecoderSpec:
     """A decoder's architecture. Names are config.json's; dims are before any layout.
 

@@ -8,11 +8,11 @@ small file can name one object a million times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from ullage.errors import InvalidInput
+from ullage.frozen import frozen
 from ullage.postmortem.snapshot_frames import Frame, category_of, words
 from ullage.postmortem.snapshot_history import Held, Recorded, at_peak
 from ullage.postmortem.snapshot_pickle import loads
@@ -27,7 +27,7 @@ _STATES = (*ACTIVE, "inactive")
 _LARGEST_INT = 1 << 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Pool:
     """Segments of one kind on one stream. largest_free_bytes: of one block, so the largest request that the cache serves."""
 
@@ -42,7 +42,7 @@ class Pool:
         return self.reserved_bytes - self.allocated_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """One device's memory at the time of the snapshot, the largest blocks first.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ullage.engines.base import Account
 from ullage.engines.estimate import Estimate
 from ullage.engines.registry import account, ranks_of
+from ullage.frozen import frozen
 from ullage.memory.ledger import CATEGORIES
 from ullage.memory.program import Item, Peak, locate_peak, round_up
 from ullage.model.build import graph as build
@@ -22,7 +22,7 @@ from ullage.postmortem.snapshot_frames import UNKNOWN
 from ullage.postmortem.snapshot_history import Held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CompareLine:
     """One category. between_bytes and peak_bytes: of the account, between two steps and at its peak. held_bytes: in the snapshot;
     most_bytes: when its history was highest (None: not recorded). The by_size fields: the part of each that its size alone tells."""
@@ -36,7 +36,7 @@ class CompareLine:
     most_by_size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Comparison:
     """A line for every category that either side has. stage: the pipeline stage of the account."""
 

@@ -58,7 +58,7 @@ def estimate(answer: Estimate) -> dict[str, object]:
             }
             for one in answer.ranks
         ],
-        "ledger": [_line(line) for line in answer.ledger],
+        "ledger": [ledger_line(line) for line in answer.ledger],
         "outside_allocator": [
             {"what": what, "bytes": size, "provenance": provenance} for what, size, provenance in answer.outside
         ],
@@ -72,7 +72,7 @@ def estimate(answer: Estimate) -> dict[str, object]:
     }
 
 
-def _line(line: Line) -> dict[str, object]:
+def ledger_line(line: Line) -> dict[str, object]:
     return {
         "category": line.category,
         "what": line.what,

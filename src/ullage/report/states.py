@@ -6,11 +6,11 @@ what they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ullage import dtypes
 from ullage.engines.registry import ranks_of
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.model.build import graph
 
@@ -18,7 +18,7 @@ from ullage.model.build import graph
 MOMENTS = {"adam": 2, "adamw": 2, "lion": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class State:
     """``bits`` of each parameter, divided over ``shards`` ranks. role: parameters, gradients or optimizer."""
 
@@ -32,7 +32,7 @@ class State:
         return Fraction(self.bits, 8 * self.shards)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class States:
     """The states of one kind of parameter on one rank.
 

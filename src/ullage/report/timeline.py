@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ullage.frozen import frozen
 from ullage.memory.program import Change, Item, Node, Repeat, Sequence, events
 
 
@@ -39,7 +40,7 @@ class Span(NamedTuple):
     depth: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timeline:
     """events and spans by time; ``end`` is the clock's last reading. timed: the clock counts microseconds."""
 
@@ -65,7 +66,7 @@ class Held(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Top:
     """The highest point of a timeline (the first such): its time, moment, and all that is live there, the largest first."""
 

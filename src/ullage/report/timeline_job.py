@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from ullage.engines.base import Account, flag
 from ullage.engines.estimate import Estimate, RankEstimate, estimate
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import InvalidInput, Unsupported
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Node, Sequence
@@ -22,7 +22,7 @@ MOST_EVENTS = 2_000_000
 PARTS_OF_HISTORY = ("load", "first step", "states made by the first step", "second step")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JobTimeline:
     """A stage's timeline with what frames it. outside_bytes: device memory beside the caching allocator."""
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ullage.memory.ledger import by_category
 from ullage.report.console import PLAIN_WIDTH, heading
+from ullage.report.json import ledger_line
 from ullage.report.words import plural, share
 from ullage.units import MIB
 
@@ -96,7 +97,7 @@ def _spans(trace: Trace) -> Iterator[tuple[int, int, str]]:
     for mark, following in zip(trace.marks, [*trace.marks[1:], None], strict=True):
         stop = following.at if following is not None else trace.end
         if stop > mark.at:
-            yield mark.at + 1, stop + 1, str(mark)
+            yield mark.at, stop, str(mark)
 
 
 def as_dict(trace: Trace) -> dict[str, object]:
@@ -115,18 +116,7 @@ def as_dict(trace: Trace) -> dict[str, object]:
             "module": peak.module,
             "op": peak.op,
         },
-        "ledger": [
-            {
-                "category": line.category,
-                "what": line.what,
-                "bytes": line.bytes,
-                "formula": line.formula,
-                "provenance": line.provenance,
-                "count": line.count,
-                "lives": line.lives,
-            }
-            for line in trace.ledger(peak.at)
-        ],
+        "ledger": [ledger_line(line) for line in trace.ledger(peak.at)],
         "saved": [{"module": module, "bytes": size} for module, size in trace.saved().items()],
         "phases": [
             {

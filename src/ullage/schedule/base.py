@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ullage.errors import InvalidInput
+from ullage.frozen import frozen
 
 Kind = Literal["F", "B"]
 
@@ -19,7 +20,7 @@ class Action:
     micro_batch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shape:
     """A pipeline of ``stages`` ranks with ``chunks`` model chunks each, and the micro-batches of one optimizer step.
 

@@ -12,6 +12,7 @@ from ullage.engines.estimate import Estimate, RankEstimate, estimate
 from ullage.engines.interval import Interval, interval
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
@@ -25,7 +26,7 @@ VERDICTS = ("fits", "tight", "oom")
 _AS_NUMBER = {"fits": 1.0, "tight": 0.5, "oom": 0.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Row:
     """One quantity of one record. Memory in bytes; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
 
@@ -174,7 +175,7 @@ def _row(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Predicted:
     bytes: int
     low: int

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ullage.errors import InvalidInput, UllageError, nearest
+from ullage.frozen import frozen
+from ullage.textfile import read_start
 from ullage.units import GIB, MIB, format_bytes
 
 LONGEST_FILE_BYTES = 256 * MIB
@@ -19,13 +20,14 @@ GRADES = ("A", "B", "C")
 MEMORY = ("allocated", "reserved", "device", "unspecified")
 TIME = ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 
+_GIVE = "give a file or folder of records"
 _REQUIRED = ("id", "source", "grade", "job", "measured", "fits")
 _KEYS = (*_REQUIRED, "assumed", "notes")
 _MEASURED_KEYS = (*(f"{name}_gib" for name in MEMORY), "static_allocated_gib", "per_stage_gib", "rank", *TIME)
 _OPERATION_KEYS = frozenset({"op", "impl", "shapes", "measured_mib"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Record:
     """One measured run. memory: bytes by quantity; time: what the source states of it, by docs/job.md's name.
 
@@ -47,7 +49,7 @@ class Record:
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rejected:
     """A record that cannot be held against anything, and why. short: without what would be allowed instead."""
 
@@ -57,7 +59,7 @@ class Rejected:
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Records:
     """Everything that was read. skipped: files that are known to hold something else, with a word on what."""
 
@@ -107,14 +109,9 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
 def _entries(path: Path) -> list[object]:
     place = str(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(LONGEST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise InvalidInput("there is no such file", remedy="give a file or folder of records", place=place) from None
-    except PermissionError:
-        raise InvalidInput("no permission to read it", remedy="make it readable: chmod +r", place=place) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InvalidInput(f"cannot be read: {error}", remedy="give a file or folder of records", place=place) from None
+        raw = read_start(path, LONGEST_FILE_BYTES, remedy=_GIVE)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot be read: {error}", remedy=_GIVE, place=place) from None
     if len(raw) > LONGEST_FILE_BYTES:
         limit = format_bytes(LONGEST_FILE_BYTES)
         raise InvalidInput("is too long", allowed=f"a file of at most {limit}", remedy="split it", place=place)

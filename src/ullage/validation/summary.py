@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ullage.frozen import frozen
 from ullage.units import GIB
 from ullage.validation.records import GRADES, MEMORY
 
@@ -18,7 +18,7 @@ SPLIT_BYTES = 4 * GIB
 """Below this, workspaces, the allocator's rounding and a library's own small buffers show in a relative error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Summary:
     """Absolute relative errors of one group of rows. covered: share whose measurement lies in low..high."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held, Own
+from ullage.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Buckets:
     """Moments of a backward as numbers of blocks (last first) that have run, and sizes in elements.
 

@@ -9,12 +9,12 @@ else it stays one parameter ahead. A fetch of several parameters is one flat buf
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
@@ -36,7 +36,7 @@ def persistent_numel(held: Held, knobs: Knobs) -> int:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Unit:
     """One element's parameters that are gathered.
 
@@ -49,7 +49,7 @@ class _Unit:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gathers:
     """Moments of a forward and a backward: before use t, ``fetched[t]``; after it, ``released[t]`` (places of elements).
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 
 from ullage import dtypes
 from ullage.engines.deepspeed.passes import Backward
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
@@ -16,7 +16,7 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WholeGradients:
     """before: allocated before the first forward (a pipeline's, from the second micro-batch on they are there anyway).
     items: every gradient in model order, with its elements. free: all of them."""

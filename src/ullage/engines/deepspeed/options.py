@@ -8,9 +8,9 @@ Sources: deepspeed/runtime/zero/config.py, runtime/engine.py and runtime/constan
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ullage import dtypes
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.model.graph import Graph
 
@@ -34,7 +34,7 @@ _STAGE_0_BF16_UNSHARDED = (0, 17, 0)
 FLATTENS_ON_DEVICE = (0, 17, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Knobs:
     """Sizes are elements, as DeepSpeed counts them. master, state, grads, reduce: element types.
 

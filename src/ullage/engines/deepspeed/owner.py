@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ullage.engines.base import sized
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held, Own
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Item
@@ -14,7 +13,7 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Owner:
     """One data-parallel rank of a pipeline rank: what its gradients need."""
 

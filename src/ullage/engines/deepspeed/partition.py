@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Element
 from ullage.memory.program import round_up
@@ -16,7 +16,7 @@ ALIGNMENT = 2
 """Elements to which a flat group's partitions are aligned (nccl_start_alignment_factor, zero/stage_1_and_2.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Own:
     """What one data-parallel rank owns of a flat group. whole: elements of every parameter that its partition touches;
     largest_slice: of one parameter; first, last: places of these parameters in the group."""
@@ -27,7 +27,7 @@ class Own:
     last: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Flat:
     """A flat group: its parameters' elements in model order, over ``shards`` ranks."""
 
@@ -77,7 +77,7 @@ def is_trainable(job: Job, param: LocalParam) -> bool:
     return not any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in job.freeze)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Held:
     """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), frozen elements in all."""
 

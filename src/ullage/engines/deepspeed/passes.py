@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ullage.engines.pipeline import scheduled
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
@@ -34,7 +34,7 @@ def uses_pipeline_engine(job: Job) -> bool:
     return job.layout.pp > 1 or (job.stack == "megatron" and job.engine.zero_stage < 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Passes:
     job: Job
     rank: Rank

@@ -6,7 +6,6 @@ Sources: runtime/zero/stage3.py, partition_parameters.py, parameter_offload.py. 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
@@ -16,6 +15,7 @@ from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held, data_parallel, element_numels
 from ullage.engines.deepspeed.passes import Passes
 from ullage.engines.deepspeed.states import Static
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Element, Replayer
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free
@@ -78,7 +78,7 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Stage3:
     job: Job
     rank: Rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import sized
+from ullage.engines.base import sized, workspace
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.optimizer import Group, Stepped
@@ -52,15 +52,7 @@ def beside_the_model(job: Job) -> Static:
         formula=f"{tokens} tokens x (8 + 8 + 4 + 8) B",
         lives="one micro-batch",
     )
-    workspace = overheads.cublas_workspace_bytes(job.cluster.device, hopper_only=True)
-    blas = Item(
-        category="workspace",
-        what=workspace.what,
-        bytes=round_up(workspace.bytes),
-        formula=workspace.source,
-        provenance=workspace.provenance,
-        lives="from the first matmul on",
-    )
+    blas = workspace(overheads.cublas_workspace_bytes(job.cluster.device, hopper_only=True))
     return [(batch, 1), (blas, 1)]
 
 

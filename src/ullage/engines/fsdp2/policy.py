@@ -6,10 +6,9 @@ own with pytorch/torchtitan commit of 2025-07-28; before, they were what was lef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
@@ -17,7 +16,7 @@ from ullage.model.graph import Block, Graph
 SEPARATE_ENDS_SINCE = "2025-07-28"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Units:
     """root: gathered through the whole forward and backward. of: a block's own unit, by name.
 

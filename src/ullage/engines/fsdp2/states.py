@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer
-from ullage.engines.base import sized
+from ullage.engines.base import sized, workspace
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
@@ -65,7 +65,6 @@ def beside(job: Job, head_dim: int) -> list[Counted]:
     """Batch, rotary table, cuBLAS workspace."""
     data, layout = job.data, job.layout
     tokens = data.seq_len * data.micro_batch
-    cublas = overheads.cublas_workspace_bytes(job.cluster.device)
     return [
         (
             sized(
@@ -88,17 +87,7 @@ def beside(job: Job, head_dim: int) -> list[Counted]:
             ),
             1,
         ),
-        (
-            Item(
-                category="workspace",
-                what=cublas.what,
-                bytes=round_up(cublas.bytes),
-                formula=cublas.source,
-                provenance=cublas.provenance,
-                lives="from the first matmul on",
-            ),
-            1,
-        ),
+        (workspace(overheads.cublas_workspace_bytes(job.cluster.device)), 1),
     ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ullage import dtypes
+from ullage.frozen import frozen
 from ullage.memory.program import Item, round_up
 
 COMPUTE_STREAM = 0
@@ -18,7 +19,7 @@ REDUCE_STREAM = 2
 ROOT = "root"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shape:
     """One parameter on one rank: ``rows`` x ``columns`` after tensor and expert parallelism, sharded over ``shards`` ranks by row.
 
@@ -42,7 +43,7 @@ class Shape:
         return self.padded * self.shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Types:
     """original: of the shards; compute: of gathered parameters and their gradients; reduce: of the reduce-scatter."""
 

@@ -7,16 +7,16 @@ computes; its reduce-scatter's input lives until the next group reduces.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ullage.engines.fsdp2.policy import Units
 from ullage.engines.fsdp2.units import Unit
+from ullage.frozen import frozen
 from ullage.memory.block import BlockProgram
 from ullage.memory.chunk import Element, Wrap
 from ullage.memory.program import Item, Node, Sequence, alloc, free
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sync:
     """reduces: this backward ends with reduce-scatters. first: no earlier micro-batch left gradients.
 
@@ -26,6 +26,9 @@ class Sync:
     reduces: bool = True
     first: bool = True
     unsynced_before: bool = False
+
+
+_EVERY_TIME = Sync()
 
 
 def gather(unit: Unit) -> list[Node]:
@@ -59,7 +62,7 @@ def take(items: Iterable[Item | None]) -> list[Node]:
 class ShardedWrap(Wrap):
     """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines)."""
 
-    def __init__(self, units: Units, sync: Sync = Sync(), *, resident: bool = False) -> None:
+    def __init__(self, units: Units, sync: Sync = _EVERY_TIME, *, resident: bool = False) -> None:
         self.units = units
         self.sync = sync
         self.resident = resident

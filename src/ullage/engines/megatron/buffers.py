@@ -6,8 +6,9 @@ Sources: megatron/core/tensor_parallel/layers.py, TransformerEngine pytorch/modu
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from ullage.engines.base import flag, sized
+from ullage.engines.base import flag, sized, workspace
 from ullage.hardware import overheads
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -126,30 +127,18 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
     if _multiplies_in_torch(job, rank):
         deterministic = flag(job.engine.options, "deterministic_mode", False)
         found = overheads.cublas_workspace_bytes(device, hopper_only=_before(job, BLACKWELL_WORKSPACE_SINCE))
-        size = DETERMINISTIC_WORKSPACE_BYTES if deterministic else found.bytes
-        why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for" if deterministic else found.source
-        items += [_workspace(f"cuBLAS workspace of the {thread}", size, why, found.provenance) for thread in THREADS]
+        if deterministic:
+            why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for"
+            found = replace(found, bytes=DETERMINISTIC_WORKSPACE_BYTES, source=why)
+        items += [workspace(replace(found, what=f"cuBLAS workspace of the {thread}")) for thread in THREADS]
     if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
         userbuffers = flag(job.engine.options, "tp_comm_overlap", False) and job.layout.tp > 1
         found = overheads.te_workspace_bytes(device, streams=USERBUFFER_STREAMS if userbuffers else 1)
-        items.append(_workspace(found.what, found.bytes, found.source, found.provenance))
+        items.append(workspace(found))
         if job.engine.options.get("moe_grouped_gemm") and any(param.expert for param in rank.params):
             many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
-            items.append(
-                _workspace("Transformer Engine grouped GEMM workspaces", many.bytes, many.source, many.provenance)
-            )
+            items.append(workspace(replace(many, what="Transformer Engine grouped GEMM workspaces")))
     return items
-
-
-def _workspace(what: str, size: int, formula: str, provenance: str) -> Item:
-    return Item(
-        category="workspace",
-        what=what,
-        bytes=round_up(size),
-        formula=formula,
-        provenance=provenance,
-        lives="from the first matmul on",
-    )
 
 
 USERBUFFER_STREAMS = 3  # the same: with overlapped tensor-parallel communication there are three workspaces

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ullage.job.job import Job
 from ullage.kernels import megatron
 from ullage.kernels.megatron_graphs import captured, captures_attention
-from ullage.memory.block import BlockReplay, GradRule, boundary, boundary_grad
+from ullage.memory.block import BlockSteps, GradRule, boundary, boundary_grad
+from ullage.memory.block_replay import BlockReplay
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, on_stream, round_up
 from ullage.memory.rank import Rank
@@ -41,13 +42,8 @@ def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
     block = next(run.block for part in rank.chunks for run in part.runs if run.block.role == "layer")
     part = captured(megatron.eager_steps(block, replayer.context))
     size = _stream_bytes(rank, replayer)
-    program = BlockReplay(
-        part,
-        input=block.input.name,
-        input_bytes=size,
-        output=part[-1].writes[0].name,
-        grad_rule=GradRule(mode="fused"),
-    ).run()
+    steps = BlockSteps(steps=part, input=block.input.name, input_bytes=size, output=part[-1].writes[0].name)
+    program = BlockReplay(steps, grad_rule=GradRule(mode="fused")).run()
     layout = job.layout
     plan = actions(
         layout.schedule if layout.pp > 1 else "1f1b",

@@ -5,16 +5,15 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ullage.engines.base import shard, sized
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED
+from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.program import Item, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class States:
     """Model states of one kind of parameter (dense or experts), in the order in which they are made."""
 
@@ -38,53 +37,40 @@ def states(job: Job, rank: Rank) -> list[States]:
     found = []
     for expert in (False, True):
         tensors = [local.numel for local in rank.params if local.expert == expert for _ in range(local.copies)]
-        if not tensors:
-            continue
-        numel = sum(tensors)
-        which = "experts" if expert else "dense"
-        group = shards(job, expert)
-        pieces = shard(tensors, group)
-        precision = job.precision
-        stage = job.engine.zero_stage
-        two_copies = precision.master is not None and precision.master != precision.params
-        adam = job.optimizer.name.startswith("adam")
-        found.append(
-            States(
-                loose=sized(
-                    "parameters", f"parameters of the modules ({which})", numel, precision.params, pieces=tensors
-                ),
-                parameters=sized(
-                    "parameters",
-                    f"parameters ({which})",
-                    numel,
-                    precision.params,
-                    shards=group if stage >= PARAMETERS_SHARDED else 1,
-                ),
-                gradients=sized(
-                    "gradients",
-                    f"main gradients ({which})",
-                    numel,
-                    precision.grads,
-                    shards=group if stage >= GRADIENTS_SHARDED else 1,
-                    why="" if stage >= GRADIENTS_SHARDED else "never sharded",
-                ),
-                main=sized(
-                    "optimizer",
-                    f"main parameters ({which})",
-                    numel,
-                    precision.master or "",
-                    shards=group,
-                    pieces=pieces,
-                )
-                if two_copies
-                else None,
-                moments=tuple(
-                    sized("optimizer", f"{moment} ({which})", numel, job.optimizer.state, shards=group, pieces=pieces)
-                    for moment in (("exp_avg", "exp_avg_sq") if adam else ())
-                ),
-            )
-        )
+        if tensors:
+            found.append(_states_of(job, tensors, expert))
     return found
+
+
+def _states_of(job: Job, tensors: list[int], expert: bool) -> States:
+    numel = sum(tensors)
+    which = "experts" if expert else "dense"
+    group = shards(job, expert)
+    pieces = shard(tensors, group)
+    precision = job.precision
+    over = {least: group if job.engine.zero_stage >= least else 1 for least in (GRADIENTS_SHARDED, PARAMETERS_SHARDED)}
+
+    def optimizer(what: str, dtype: str) -> Item:
+        return sized("optimizer", f"{what} ({which})", numel, dtype, shards=group, pieces=pieces)
+
+    two_copies = precision.master is not None and precision.master != precision.params
+    moments = ("exp_avg", "exp_avg_sq") if job.optimizer.name.startswith("adam") else ()
+    return States(
+        loose=sized("parameters", f"parameters of the modules ({which})", numel, precision.params, pieces=tensors),
+        parameters=sized(
+            "parameters", f"parameters ({which})", numel, precision.params, shards=over[PARAMETERS_SHARDED]
+        ),
+        gradients=sized(
+            "gradients",
+            f"main gradients ({which})",
+            numel,
+            precision.grads,
+            shards=over[GRADIENTS_SHARDED],
+            why="" if job.engine.zero_stage >= GRADIENTS_SHARDED else "never sharded",
+        ),
+        main=optimizer("main parameters", precision.master or "") if two_copies else None,
+        moments=tuple(optimizer(moment, job.optimizer.state) for moment in moments),
+    )
 
 
 def load(states: list[States], others: list[Item]) -> Node:

@@ -1,0 +1,22 @@
+"""How a command writes its answer: as JSON, or as a report for the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def write_json(answer: Mapping[str, object]) -> None:
+    from ullage.report.json import dumps
+
+    sys.stdout.write(dumps(answer) + "\n")
+
+
+def write_report(parts: Iterable[RenderableType]) -> None:
+    from ullage.report.console import to_stdout, write
+
+    write(parts, to_stdout())

@@ -1,0 +1,152 @@
+"""A block's steps run backward, recomputing on the way.
+
+A node's backward makes the gradients of what it read, drops the gradients of what it made, then lets go of what it saved. A gradient
+that arrives a second time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor.
+"""
+
+from __future__ import annotations
+
+from ullage.kernels.step import Step, WeightGrad
+from ullage.memory.block import BlockSteps, boundary_grad
+from ullage.memory.forward import Forward
+from ullage.memory.program import Item
+from ullage.memory.segments import Segments
+from ullage.memory.storage import Items, Storage, Storages
+from ullage.memory.weight_grads import WeightGrads
+
+_Made = tuple[list[tuple[str, Storage]], list[tuple[WeightGrad, Item]]]
+
+
+class Backward:
+    """Undoes the forward of one block."""
+
+    __slots__ = ("_block", "_forward", "_framed", "_grads", "_items", "_live", "_rerun", "_segments", "_weights")
+
+    def __init__(
+        self,
+        block: BlockSteps,
+        segments: Segments,
+        live: Storages,
+        items: Items,
+        *,
+        forward: Forward,
+        weights: WeightGrads,
+    ) -> None:
+        self._block = block
+        self._segments = segments
+        self._live = live
+        self._items = items
+        self._forward = forward
+        self._weights = weights
+        self._grads: dict[str, Storage] = {}
+        self._rerun: set[int] = set()
+        self._framed: dict[int, list[Storage]] = {}  # gradients that the frame of a reentrant segment names
+
+    def run(self) -> None:
+        block = self._block
+        if block.output in self._live:
+            size = next(buffer.bytes for step in block.steps for buffer in step.writes if buffer.name == block.output)
+            self._grads[block.output] = Storage(boundary_grad(size), ("grad", block.output))
+        for index in reversed(range(len(block.steps))):
+            for number in self._segments.needed_by(index):
+                if number not in self._rerun:
+                    self._recompute(number, index)
+            self._step(index)
+            if (left := self._segments.starting_at(index)) is not None:
+                self._leave(left)
+        self._hand_over()
+
+    # -- segments
+
+    def _recompute(self, number: int, index: int) -> None:
+        self._rerun.add(number)
+        self._forward.again(number, backward_at=index)
+        if self._segments[number].reentrant:
+            for name in self._segments.outputs(number):
+                self._live.hold(name, ("segment", number))
+                self._live.let_go(name, ("again", name))
+                if name in self._grads:
+                    self._grads[name].holders.add(("segment", number))
+                    self._framed.setdefault(number, []).append(self._grads[name])
+
+    def _leave(self, number: int) -> None:
+        for name in self._segments.touched(number):
+            if name in self._live:
+                self._live.let_go(name, ("segment", number))
+                self._live.let_go(name, ("kept", number))
+        for gradient in self._framed.pop(number, []):
+            self._live.release(gradient, ("segment", number))
+
+    # -- steps
+
+    def _step(self, index: int) -> None:
+        step = self._block.steps[index]
+        arriving = [name for name in step.made if name in self._grads]
+        for name in step.offloads:
+            if not self._live[name].holders:
+                self._live.alloc(self._live[name].item)
+            self._live.hold(name, ("saved", index))
+        new, taken = self._gradients(step, arriving) if arriving else ([], [])
+        for name, storage in new:
+            storage.holders.add(("new", name))
+        for name in arriving:
+            self._live.release(self._grads.pop(name), ("grad", name))
+        for name in dict.fromkeys(step.saves):
+            if name in self._live:
+                self._live.let_go(name, ("saved", index))
+        for name, storage in new:
+            self._accumulate(name, storage)
+            self._live.release(storage, ("new", name))
+        for weight, item in taken:
+            self._weights.take(weight, item)
+
+    def _gradients(self, step: Step, arriving: list[str]) -> _Made:
+        """What a node's own backward makes, handed on after it has let go of its own: gradients of its reads, and of weights
+        those that the engine takes at once."""
+        scratch = [
+            self._items.tensor(buffer, "transient", f"backward of {step.name}") for buffer in step.backward_scratch
+        ]
+        self._live.alloc(*scratch)
+        made = [
+            (name, self._gradient(step, name, arriving[0]))
+            for name in dict.fromkeys(step.reads)
+            if name not in step.no_grad
+        ]
+        taken = [(weight, item) for weight in step.weights if (item := self._weights.make(weight)) is not None]
+        self._live.free(*scratch)
+        return made, taken
+
+    def _gradient(self, step: Step, name: str, arriving: str) -> Storage:
+        if name in step.passes:
+            return self._grads[arriving]
+        if name in step.reuses:
+            return self._live[name]
+        return self._live.new(self._grad_item(name), is_view=name in step.view_grads)
+
+    def _grad_item(self, name: str) -> Item:
+        if name == self._block.input:
+            return boundary_grad(self._block.input_bytes)
+        return self._items.gradient(name, self._live.bytes_of(name), self._live[name].item)
+
+    def _accumulate(self, name: str, storage: Storage) -> None:
+        before = self._grads.get(name)
+        if before is None:
+            storage.holders.add(("grad", name))
+            self._grads[name] = storage
+        elif len(before.holders) > 1 or before.is_view:  # somebody else still has the first: the sum is a new tensor
+            total = self._live.new(self._grad_item(name))
+            total.holders.add(("grad", name))
+            self._live.release(before, ("grad", name))
+            self._grads[name] = total
+
+    def _hand_over(self) -> None:
+        """What is left: the input's gradient becomes the previous block's; anything else would be a leak."""
+        block = self._block
+        last = self._grads.pop(block.input, None) if block.input is not None else None
+        if last is not None and last.item is not boundary_grad(block.input_bytes):
+            self._live.free(last.item)
+            self._live.alloc(boundary_grad(block.input_bytes))
+        for name in list(self._grads):
+            self._live.release(self._grads.pop(name), ("grad", name))
+        for name in self._live:
+            assert not self._live[name].holders or name == block.output, (name, self._live[name].holders)
