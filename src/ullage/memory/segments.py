@@ -55,11 +55,11 @@ class Segments:
         later = {name for step in steps[segment.stop :] for name in step.reads} | {self._block.output}
         return [name for step in steps[segment.start : segment.stop] for name in step.made if name in later]
 
-    def touched(self, number: int) -> set[str]:
-        """Every tensor that a segment reads or makes."""
+    def touched(self, number: int) -> list[str]:
+        """Every tensor that a segment reads or makes, in the order in which it first does: frees follow it."""
         segment = self._all[number]
         steps = self._block.steps[segment.start : segment.stop]
-        return {name for step in steps for name in (*step.reads, *step.made)}
+        return list(dict.fromkeys(name for step in steps for name in (*step.reads, *step.made)))
 
     def rerun(self, number: int) -> tuple[range, int | None]:
         """The steps of a segment that run again; of them the last, where all it has to do is save its inputs."""

@@ -18,7 +18,7 @@ _REMEDY: Final = "give the path of a model's config.json"
 
 def read_config(path: Path) -> tuple[FrozenMap, str]:
     """The keys of a config.json, or of the one in a folder, and the path that was read."""
-    if path.is_dir():
+    if _is_folder(path):
         path = path / "config.json"
     place = str(path)
     text = _text(path, place)
@@ -61,8 +61,16 @@ def _plain(value: object, key: str, depth: int) -> None:
         )
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether a path is a folder; not one, where a folder above it may not be entered: reading it then says so."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _text(path: Path, place: str) -> str:
-    in_folder = path.name == "config.json" and path.parent.is_dir()
+    in_folder = path.name == "config.json" and _is_folder(path.parent)
     missing = "the folder holds no config.json" if in_folder else "there is no such file"
     try:
         raw = read_start(path, LONGEST_FILE_BYTES, remedy=_REMEDY, missing=missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import product
@@ -22,11 +23,12 @@ from ullage.job.job import Data, Layout, Recompute
 from ullage.kernels.step import Context
 from ullage.memory.block import BlockProgram, GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, Replayer
+from ullage.memory.program import net
 from ullage.model.build import graph as build
 from ullage.model.config import ModelConfig
 from ullage.model.graph import Graph
 from ullage.trace.cut import Part, parts
-from ullage.trace.events import Trace
+from ullage.trace.events import Allocation, Trace
 from ullage.trace.families import EAGER_ONLY, FAMILIES
 from ullage.trace.run import Factory, trace
 from ullage.trace.steps import Tape
@@ -85,7 +87,7 @@ def rows(case: Case) -> list[Row]:
     found = trace(factory(case, config), name=str(case), ops=True, like="cpu")
     traced = traced_sizes(found)
     try:
-        closed = dict(closed_sizes(case, config))
+        closed = closed_sizes(case, config)
     except UllageError as error:
         return [Row(case, name, sizes, None, str(error)) for name, sizes in traced.items()]
     return [
@@ -156,16 +158,20 @@ def _sizes(found: Trace, tape: Tape, cuts: Sequence[Part], cut: Part) -> Sizes:
 # -- the closed form
 
 
-def closed_sizes(case: Case, config: Any) -> Iterator[tuple[str, Sizes]]:
+def closed_sizes(case: Case, config: Any) -> dict[str, Sizes]:
+    programs = _programs(case, config)
+    return {f"layer {number}": _of(program) for number, program in enumerate(programs) if number}
+
+
+def _programs(case: Case, config: Any) -> list[BlockProgram]:
+    """Of every layer."""
     keys = {**config.to_dict(), "model_type": case.family}
     graph = build(ModelConfig(name=case.family, keys=FrozenMap(keys)))
     full = case.recompute == "full"
     replayer = Replayer(context=context(case, graph), recompute=Recompute(kind="full" if full else "none"))
     rule = GradRule(dtype="fp32" if case.precision == "fp32" else None)
     layers = [block for block in graph.blocks() if block.role == "layer"]
-    for number, block in enumerate(layers):
-        if number:
-            yield f"layer {number}", _of(replayer.program(block, CHECKPOINT if full else PLAIN, rule))
+    return [replayer.program(block, CHECKPOINT if full else PLAIN, rule) for block in layers]
 
 
 def _of(program: BlockProgram) -> Sizes:
@@ -186,6 +192,28 @@ def context(case: Case, graph: Graph) -> Context:
         device="cpu",
         options=FrozenMap({"convert_outputs_to_fp32": False}),
     )
+
+
+def unlike(case: Case) -> list[str]:
+    """Where a case's first block differs, what either side keeps and the other does not: by op and by line of the ledger."""
+    config = configured(case)
+    tape = Tape(trace(factory(case, config), ops=True, like="cpu"))
+    cut = next(cut for cut in parts(tape.trace.modules, tape.forward)[1:] if cut.role == "layer")
+    real = [(one.bytes, f"{one.module}: {one.op} {one.dtype} {one.shape}") for one in _kept(tape, cut)]
+    ours = [
+        (item.bytes, f"{item.what} ({item.formula})")
+        for item, count in net(_programs(case, config)[0].forward).items()
+        for _ in range(count)
+    ]
+    here, there = Counter(size for size, _ in real), Counter(size for size, _ in ours)
+    return [
+        *(f"traced only: {size:,} B, {words}" for size, words in real if here[size] > there[size]),
+        *(f"closed form only: {size:,} B, {words}" for size, words in ours if there[size] > here[size]),
+    ]
+
+
+def _kept(tape: Tape, cut: Part) -> list[Allocation]:
+    return [one for tick in tape.ticks[cut.start : cut.stop] for one in tick.writes if tape.ended(one) > tape.turn]
 
 
 # -- the table

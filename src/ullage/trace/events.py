@@ -39,7 +39,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A phase begins: ``what`` is load, forward, backward, optimizer or between; ``step`` counts from 1 (0: load)."""
+    """A phase begins with the event at ``at``. what: load, forward, backward, optimizer or between; step: from 1 on, 0 is load."""
 
     at: int
     step: int

@@ -8,6 +8,7 @@ backward, or to the end of the forward where nothing saved it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ullage.errors import Unsupported
@@ -16,7 +17,7 @@ from ullage.model.graph import Block, Graph, Param, Run
 from ullage.trace.cut import Part, parts
 from ullage.trace.events import Allocation, Trace, pattern
 from ullage.trace.steps import Tape
-from ullage.trace.told import BlockTeller, Carried, short
+from ullage.trace.told import BlockTeller, Carried, nothing_before, short
 
 
 def graph_of(trace: Trace) -> Graph:
@@ -26,9 +27,12 @@ def graph_of(trace: Trace) -> Graph:
     tape = Tape(trace)
     cuts = _chain(tape, parts(trace.modules, tape.forward))
     owners = _owners(tape, cuts)
-    crossing = Carried(tape, cuts)
+    counts = Counter(name for names in owners for name in names)
+    crossing = Carried(tape, cuts, frozenset(one.bytes for one in tape.params.values() if counts[one.name] > 1))
     blocks = [_block(tape, crossing, owners, at) for at in range(len(cuts))]
     runs, tied = _runs(blocks, cuts, owners)
+    if cuts[0].role == "layer":
+        runs.insert(0, Run(block=nothing_before()))
     return Graph(name=trace.name, runs=tuple(runs), sizes=FrozenMap(), tied=tuple(tied))
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.optim import optimizer
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
@@ -38,6 +39,9 @@ def cuda() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(functional, "dropout", dropout))
         stack.enter_context(replaced(functional, "scaled_dot_product_attention", attend))
+        stack.enter_context(
+            replaced(optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, FakeTensor])
+        )
         stack.enter_context(replaced(optimizer, "_get_foreach_kernels_supported_devices", lambda: [*devices, "cpu"]))
         yield
 

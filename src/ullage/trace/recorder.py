@@ -21,7 +21,7 @@ from ullage.errors import Unsupported
 from ullage.memory.program import round_up
 from ullage.trace import values
 from ullage.trace.events import Mark, Trace, TracedOp
-from ullage.trace.lives import Life, Storage, allocation, inner_tensors
+from ullage.trace.lives import Life, Storage, allocation, gaps, inner_tensors
 from ullage.trace.places import Places, next_number
 
 COLLECTIVES = ("c10d", "fsdp")
@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, what: str) -> None:
         """A phase begins."""
         if (self.marks[-1].step, self.marks[-1].what) != (self.step, what):
-            self.marks.append(Mark(at=self.clock, step=self.step, what=what))
+            self.marks.append(Mark(at=self.clock + 1, step=self.step, what=what))
 
     @property
     def phase(self) -> str:
@@ -286,7 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             modules=tuple(self.places.classes.items()),
             rank=rank,
             world=world,
-            notes=tuple(notes),
+            notes=(*notes, *gaps(self.lives)),
             ops=tuple(self.ops or ()),
         )
 

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ullage.trace import sharded
 from ullage.trace.events import Trace
 from ullage.trace.failures import told
 from ullage.trace.guard import guarded
-from ullage.trace.hooks import watching
+from ullage.trace.hooks import as_in_a_run, watching
 from ullage.trace.like import cuda as like_cuda
 from ullage.trace.patch import replaced
 from ullage.trace.recorder import Recorder
@@ -76,10 +76,11 @@ def record(
         made: Any = factory()
     model, optimizer, step = _checked(made)
     recorder.begin(model, optimizer)
-    for number in range(1, steps + 1):
-        recorder.begin_step(number)
-        with told("step"), guarded("step"):
-            step()
+    with as_in_a_run() if recorder.fake is not None else nullcontext():  # of what the factory has imported
+        for number in range(1, steps + 1):
+            recorder.begin_step(number)
+            with told("step"), guarded("step"):
+                step()
     sharded.tag_gathered(recorder, model)
     return recorder.trace(name or type(model).__name__, rank=rank, world=world)
 
@@ -100,7 +101,8 @@ def _checked(made: Any) -> tuple[nn.Module, Any, Callable[[], object]]:
 def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"{len(value)} values"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 # -- a factory by name

@@ -35,13 +35,13 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.paused -= 1
 
-    ready = distributed.DistributedDataParallel._pre_forward
+    ready: Any = distributed.DistributedDataParallel._pre_forward
 
     def with_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._comm_hooks:
             self.register_comm_hook(recorder, _reduced_in_place)
         with _RealIndices():  # type: ignore[no-untyped-call]
-            return ready(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return ready(self, *args, **kwargs)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen))

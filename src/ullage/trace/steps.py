@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ullage.trace.events import Allocation, Trace, TracedOp
 
@@ -22,7 +23,7 @@ class Tick:
     """One op of the forward, and what the backward of its autograd node did. Lives are named by their births.
 
     dies: lives of an earlier op that ended with this one. saves: lives that ended with the backward of this one.
-    made, taken: gradients that the backward made and that outlived it; gradients that it let go of.
+    made, taken: gradients that the backward made and that outlived it; gradients that it let go of. differentiable: it made a node.
     """
 
     op: TracedOp
@@ -67,13 +68,14 @@ class Tape:
     def _positions(self) -> list[int]:
         """The tick to which each op of the backward belongs: backwards in order, so that none is later than the one before."""
         numbers = [op.node for op in self.forward]
+        for tick, (before, after) in zip(self.ticks, pairwise([0, *numbers]), strict=True):
+            tick.differentiable = after > before
         at = len(self.ticks) - 1
         found = []
         for op in self.backward:
             if op.node >= 0:
                 tick = bisect_right(numbers, op.node)
                 if tick < len(self.ticks):
-                    self.ticks[tick].differentiable = True
                     at = min(at, tick)
             found.append(at)
         return found

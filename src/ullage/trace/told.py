@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from ullage.frozen import FrozenMap
-from ullage.model.graph import Op, Tensor
+from ullage.model.graph import Block, Op, Tensor
 from ullage.trace.cut import Part
 from ullage.trace.events import Allocation
 from ullage.trace.steps import Tape, Tick
@@ -23,23 +23,38 @@ def short(name: str, module: str) -> str:
 
 
 class Carried:
-    """What the parts of a model hand to each other: one tensor each, the one whose gradient comes back."""
+    """What the parts of a model hand to each other: one tensor each, the one whose gradient comes back.
 
-    def __init__(self, tape: Tape, cuts: list[Part]) -> None:
+    tied: bytes of the parameters that several parts use; their gradients are told as such.
+    """
+
+    def __init__(self, tape: Tape, cuts: list[Part], tied: frozenset[int] = frozenset()) -> None:
         self.cuts = cuts
-        self.outputs = [self.handed(tape, before, after) for before, after in itertools.pairwise(cuts)]
+        self.tied = tied
+        self.outputs = [self.handed(tape, before, after) for before, after in pairwise(cuts)]
         self.grads = [self._gradient(tape, at) for at in range(len(self.outputs))]
+        self.skips = self._skips(tape)
+
+    def _skips(self, tape: Tape) -> list[tuple[int, int, Allocation]]:
+        """(made in, let go of in, gradient) of every other gradient that crosses a border: of a skip connection, of a memory."""
+        found = []
+        for at, cut in enumerate(self.cuts):
+            for one in (one for tick in tape.ticks[cut.start : cut.stop] for one in tick.made):
+                end = tape.backward_tick(tape.ended(one))
+                if end < cut.start and one not in self.grads and one.bytes not in self.tied:
+                    found.append((at, next(to for to, other in enumerate(self.cuts) if end < other.stop), one))
+        return found
 
     @staticmethod
     def handed(tape: Tape, before: Part, after: Part) -> Allocation | None:
-        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the largest, the latest."""
+        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the latest."""
         made = {
-            one.birth: (tick.differentiable, one.bytes, one.birth, one)
+            one.birth: (tick.differentiable, one.birth, one)
             for tick in tape.ticks[before.start : before.stop]
             for one in tick.writes
         }
         read = {birth for op in tape.forward[after.start : after.stop] for birth in op.reads if birth in made}
-        return max((made[birth] for birth in read), default=(False, 0, 0, None))[3]
+        return max((made[birth] for birth in read), default=(False, 0, None))[2]
 
     def _gradient(self, tape: Tape, at: int) -> Allocation | None:
         """The gradient of the tensor handed on after part ``at``: the last one made behind the cut that lives on before it."""
@@ -76,7 +91,9 @@ class BlockTeller:
             self.names[self.enters.birth] = INPUT
         if self.leaves is not None:
             self.names[self.leaves.birth] = OUTPUT
-        self.input = Tensor(name=INPUT, dims=(_bytes(self.enters),), elements="uint8")
+        self.input = Tensor(name=INPUT, dims=(self.enters.bytes if self.enters is not None else 0,), elements="uint8")
+        self.at = at
+        self.skips = carried.skips
         self.is_last = at == len(carried.outputs)
         out = SCALAR_BYTES if self.is_last else _bytes(self.leaves)
         self.output = Tensor(name=OUTPUT, dims=(out,), elements="uint8")
@@ -105,7 +122,8 @@ class BlockTeller:
         for index, tick in enumerate(self.ticks):
             self._tell(steps, min(index, self.last), tick)
         self._tell_input(steps)
-        self._tell_foreign(steps)
+        self._tell_output(steps)
+        self._tell_skips(steps)
         kept = [(index, step) for index, step in enumerate(steps) if step.any or index == self.last]
         return tuple(
             self._op(number, self.ticks[index], step, is_first=number == 0, is_last=index == self.last)
@@ -130,16 +148,15 @@ class BlockTeller:
             if end < self.cut.start and one.bytes in self.shared:  # a tied weight's first gradient waits for its second
                 step.weights.append(self.shared[one.bytes])
                 continue
-            if end < self.cut.start:  # for a part further back: a skip's gradient is held by nobody's block
-                step.extra += one.bytes
-                continue
             gone = self._index(end)
             name = f"g{self.names[one.birth]}"
-            if gone >= index:  # let go of before the next step: an out-of-order backward
+            if end < self.cut.start and not index:
                 step.extra += one.bytes
-                continue
-            steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
-            step.takes.append(name)
+            elif gone >= index:  # let go of before the next step: an out-of-order backward
+                step.extra += one.bytes
+            else:
+                steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
+                step.takes.append(name)
         step.extra += tick.extra_bytes
 
     def _tell_end(self, steps: list[_Step], one: Allocation, index: int) -> None:
@@ -161,6 +178,9 @@ class BlockTeller:
     def _tell_input(self, steps: list[_Step]) -> None:
         """The tensor that the block before made: when this block lets go of it, and which step makes its gradient."""
         if self.enters is None:
+            if self.cut.role == "layer":  # its input is the batch: no bytes here, no gradient
+                steps[0].reads.append(INPUT)
+                steps[0].input_grad = True
             return
         death = self.tape.ended(self.enters)
         if death <= self.tape.turn:
@@ -175,8 +195,15 @@ class BlockTeller:
             steps[0].input_grad = True
         steps[0].reads.append(INPUT)
 
-    def _tell_foreign(self, steps: list[_Step]) -> None:
-        """The output's gradient stays with the step that lets go of it, not with the one that made the output."""
+    def _tell_output(self, steps: list[_Step]) -> None:
+        """The next block lets go of the output; where this one saved it too, it is there again for as long.
+
+        Its gradient stays with the step that lets go of it, not with the one that made the output.
+        """
+        if self.leaves is not None and not self.is_last and self.tape.turn < self.tape.ended(self.leaves):
+            gone = self.tape.backward_tick(self.tape.ended(self.leaves))
+            if self.cut.start <= gone < self.cut.stop:
+                self._hold_back(steps, self._index(gone), "out", self.leaves)
         if self.grad_out is None:
             return
         gone = self._index(self.tape.backward_tick(self.tape.ended(self.grad_out)))
@@ -184,6 +211,23 @@ class BlockTeller:
             steps[gone].gradients.append(("gout", self.grad_out.bytes, "the output", ""))
             steps[self.last].takes.append("gout")
             steps[self.last].passes.append("gout")
+
+    def _tell_skips(self, steps: list[_Step]) -> None:
+        """Gradients that a later block made for an earlier one lie beside all that the blocks between do."""
+        for number, (made, gone, one) in enumerate(self.skips):
+            if gone < self.at < made:
+                for step in steps:
+                    step.extra += one.bytes
+            elif gone == self.at < made:
+                self._hold_back(steps, self._index(self.tape.backward_tick(self.tape.ended(one))), f"skip{number}", one)
+
+    def _hold_back(self, steps: list[_Step], gone: int, name: str, one: Allocation) -> None:
+        """Something lives from the beginning of this block's backward to that of step ``gone``."""
+        if gone < self.last:
+            steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
+            steps[self.last].takes.append(name)
+        else:
+            steps[self.last].extra += one.bytes
 
     def _op(self, number: int, tick: Tick, step: _Step, *, is_first: bool, is_last: bool) -> Op:
         """The chain of tensors without bytes carries the backward from each step to the one before."""
@@ -279,3 +323,11 @@ def _formula(one: Allocation) -> str:
 
 def _bytes(one: Allocation | None) -> int:
     return one.bytes if one is not None else SCALAR_BYTES
+
+
+def nothing_before() -> Block:
+    """The block before the first layer of a model that begins with one."""
+    output = Tensor(name=OUTPUT, dims=(0,), elements="uint8")
+    writes = ((OUTPUT, 0, "the batch", ""),)
+    op = Op(name="0 batch", kind=KIND, inputs=(), outputs=(output,), attrs=FrozenMap({"writes": writes}))
+    return Block(name="embedding", ops=(op,), input=Tensor(name=INPUT, dims=(0,)), output=output, role="embedding")

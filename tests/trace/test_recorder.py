@@ -1,0 +1,105 @@
+"""The recorder on small runs whose account can be written down."""
+
+import pytest
+import torch
+from tests.trace import factories
+from torch import nn
+
+from ullage.memory.ledger import by_category
+from ullage.trace.hooks import watching
+from ullage.trace.recorder import Recorder
+from ullage.trace.run import record, trace
+
+WEIGHT = 256 * 256 * 4
+
+
+def test_the_ledger_adds_up_at_every_mark() -> None:
+    found = trace(factories.mlp)
+    for mark in found.marks:
+        assert sum(line.bytes for line in found.ledger(mark.at)) == found.live_bytes(mark.at)
+    peak = found.steady
+    assert sum(line.bytes for line in found.ledger(peak.at)) == peak.bytes
+
+
+def test_phases_come_in_order_and_nothing_is_left_behind() -> None:
+    found = trace(factories.mlp)
+    assert [str(mark) for mark in found.marks if mark.step == 2] == [
+        "step 2: forward", "step 2: backward", "step 2: between", "step 2: optimizer", "step 2: between",
+    ]  # fmt: skip
+    first, second = found.span(2)
+    assert found.live_bytes(second - 1) == found.live_bytes(first - 1)
+
+
+def test_what_a_linear_keeps() -> None:
+    found = trace(factories.accumulating)
+    account = by_category(found.ledger(found.span(2, "optimizer")[0] - 1))
+    assert account == {"parameters": WEIGHT, "gradients": WEIGHT, "input": 4 * 256 * 4}
+    saved = [one for one in found.allocations if one.category == "gradients"]
+    assert {one.name for one in saved} == {"weight"}
+    assert len(saved) == 2  # one a step: later micro-batches add to it
+
+
+def test_states_appear_in_the_first_step() -> None:
+    found = trace(factories.mlp)
+    states = [one for one in found.allocations if one.category == "optimizer"]
+    assert {one.phase for one in states} == {"step 1: optimizer"}
+    assert {one.name for one in states} >= {"0.weight.exp_avg", "2.bias.exp_avg_sq"}
+
+
+def test_modules_of_forward_and_backward() -> None:
+    found = trace(factories.mlp)
+    first, last = found.span(2, "backward")
+    backward = {one.module: one.op for one in found.allocations if first < one.birth <= last and one.module}
+    assert backward["1"] == "aten.gelu_backward"
+    assert found.saved()["0"] == 4 * 128 * 4
+
+
+def test_a_resize_ends_one_life_and_begins_another() -> None:
+    recorder = Recorder()
+    with recorder, watching(recorder):
+        tensor = torch.empty(1000)
+        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(4000)
+        tensor.untyped_storage().resize_(4000)
+        del tensor
+    found = recorder.trace("resized")
+    assert [(one.bytes, one.shape, one.birth, one.death) for one in found.allocations] == [
+        (4096, (1000,), 1, 2),
+        (4096, (1000,), 3, 4),
+    ]
+
+
+def test_sizes_are_rounded_and_views_are_no_allocations() -> None:
+    recorder = Recorder()
+    with recorder, watching(recorder):
+        tensor = torch.zeros(3)
+        view = tensor[1:].view(2, 1)
+        tensor.add_(1)
+    assert [one.bytes for one in recorder.trace("views").allocations] == [512]
+    assert view.numel() == 2
+
+
+def test_a_gap_in_torch_is_said() -> None:
+    assert "recurrent kernels" in trace(factories.recurrent).notes[0]
+    assert not trace(factories.mlp).notes
+
+
+def test_everything_is_put_back() -> None:
+    before = (nn.Module.__call__, torch.autograd.backward, torch.UntypedStorage.resize_, nn.functional.dropout)
+    trace(factories.mlp)
+    with pytest.raises(Exception, match="no such thing"):
+        trace(factories.raises)
+    assert before == (nn.Module.__call__, torch.autograd.backward, torch.UntypedStorage.resize_, nn.functional.dropout)
+
+
+def test_a_recorder_runs_real_tensors_too() -> None:
+    recorder = Recorder()
+    with recorder, watching(recorder):
+        found = record(recorder, factories.mlp)
+    assert found.steady.bytes == trace(factories.mlp, like="cpu").steady.bytes
+
+
+def test_cuda_choices_are_taken_by_default() -> None:
+    like_cuda, like_cpu = trace(factories.mlp), trace(factories.mlp, like="cpu")
+    assert any(one.op.startswith("aten._foreach") for one in like_cuda.allocations)
+    assert not any(one.op.startswith("aten._foreach") for one in like_cpu.allocations)
