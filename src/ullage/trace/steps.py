@@ -74,9 +74,9 @@ class Tape:
         found = []
         for op in self.backward:
             if op.node >= 0:
-                tick = bisect_right(numbers, op.node)
-                if tick < len(self.ticks):
-                    at = min(at, tick)
+                of_node = bisect_right(numbers, op.node)
+                if of_node < len(self.ticks):
+                    at = min(at, of_node)
             found.append(at)
         return found
 
@@ -110,6 +110,9 @@ class Tape:
 
     def _place_backward(self) -> None:
         live = self._curve()
+        root = next(
+            (op.at for op in self.backward if op.node >= 0), self.turn
+        )  # until there only the loss's own gradient
         for tick, start, stop in self._intervals():
             left = 0
             for one in self._born_in(start, stop):
@@ -118,7 +121,7 @@ class Tape:
                 left += one.bytes
                 if one.category == "gradients" and self.ended(one) > self.end:
                     self.ticks[tick].weights.append(one)
-                elif self.ended(one) <= self.end and one.category not in _STATES:
+                elif self.ended(one) <= self.end and one.category not in _STATES and one.birth > root:
                     self.ticks[tick].made.append(one)
                     self.ticks[self.backward_tick(self.ended(one))].taken.append(one)
             highest = max(live[start - self.start : stop - self.start + 1])

@@ -150,9 +150,7 @@ class BlockTeller:
                 continue
             gone = self._index(end)
             name = f"g{self.names[one.birth]}"
-            if end < self.cut.start and not index:
-                step.extra += one.bytes
-            elif gone >= index:  # let go of before the next step: an out-of-order backward
+            if gone >= index:  # let go of before the next step: an out-of-order backward, or made by the block's last
                 step.extra += one.bytes
             else:
                 steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
