@@ -52,6 +52,16 @@ def test_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, 
     assert json.loads(capsys.readouterr().out)["world"] == gpus
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_an_estimate_of_any_module(tmp_path: Path, capsys: pytest.CaptureFixture[str], recompute: str) -> None:
+    job = {"schema": 1, "cluster": "8xH100-SXM-80GB", "engine": {"name": "fsdp2"}, "recompute": recompute}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job))
+    assert main(["trace", f"{FACTORIES}:convolutional", "--estimate", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sum(line["bytes"] for line in answer["ledger"]) == answer["peak"]["allocated_bytes"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

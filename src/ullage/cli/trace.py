@@ -34,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="cuda",
         help="whose defaults torch takes where it asks the device (cuda)",
     )
+    parser.add_argument(
+        "--estimate",
+        metavar="JOB",
+        help="of a factory: what the traced module will hold under a job (its own model is not read)",
+    )
     parser.add_argument("--json", action="store_true", help="the trace as JSON, every allocation with its life")
     parser.epilog = f"Exit status: {status.MEANING}."
 
@@ -44,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput("is not possible", key=key, value=value, allowed="1 and more")
     if find_spec("torch") is None:
         raise Unsupported("is not installed", key="torch", remedy="pip install 'ullage[torch]'")
+    if arguments.estimate is not None:
+        return _estimate(arguments)
     found = _of_factory(arguments) if is_factory(arguments.job) else _of_job(arguments)
     if arguments.json:
         from ullage.report.json import dumps
@@ -57,6 +64,32 @@ def run(arguments: argparse.Namespace) -> int:
         console = to_stdout()
         write(trace_report(found, width=console.width), console)
     return 0
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    """The account of a traced module under a job's engine, layout and recipe."""
+    from ullage.api import as_dict, estimate
+    from ullage.trace.graph import graph_of, job_of
+    from ullage.trace.run import factory_named, trace
+
+    if not is_factory(arguments.job):
+        raise InvalidInput("goes with a factory", key="--estimate", value=arguments.estimate, allowed="module:function")
+    job = job_of(arguments.estimate, arguments.job)
+    found = trace(
+        factory_named(arguments.job), name=arguments.job, steps=arguments.steps, like=arguments.like, ops=True
+    )
+    answer = estimate(job, graph_of(found))
+    if arguments.json:
+        from ullage.report.json import dumps
+
+        sys.stdout.write(dumps(as_dict(answer)) + "\n")
+    else:
+        from ullage.report.console import to_stdout, write
+        from ullage.report.terminal import estimate_report
+
+        console = to_stdout()
+        write(estimate_report(answer, width=console.width, ascii_only=console.options.ascii_only), console)
+    return status.OF_VERDICT[answer.verdict]
 
 
 def is_factory(spec: str | None) -> bool:

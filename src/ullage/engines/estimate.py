@@ -75,12 +75,14 @@ class Estimate:
         return self.job.defaults
 
 
-def estimate(job: Job) -> Estimate:
+def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     """Every rank's memory, the worst one's ledger, and the verdict.
+
+    graph: what is trained in place of the job's model; of a traced one (trace/graph.py) job.stack is "traced".
 
     Raises Unsupported where the job needs something that is not modelled, Infeasible where its layout cannot exist.
     """
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
     found = _with_reserved(job, graph, peaks)
     worst = max(found, key=lambda one: one.device_bytes)

@@ -88,8 +88,9 @@ def rows(case: Case) -> list[Row]:
     traced = traced_sizes(found)
     try:
         closed = closed_sizes(case, config)
-    except UllageError as error:
-        return [Row(case, name, sizes, None, str(error)) for name, sizes in traced.items()]
+    except (UllageError, AssertionError, KeyError) as error:  # a table of what differs must show a broken kernel too
+        why = str(error) if isinstance(error, UllageError) else f"fails: {type(error).__name__} {error}"
+        return [Row(case, name, sizes, None, why) for name, sizes in traced.items()]
     return [
         Row(case, name, sizes, closed.get(name), "" if name in closed else "no such block")
         for name, sizes in traced.items()
@@ -219,17 +220,17 @@ def _kept(tape: Tape, cut: Part) -> list[Allocation]:
 # -- the table
 
 
-def table(found: Sequence[Row]) -> str:
-    """Markdown: a line for each family and mode whose layers agree, one for each block where they differ."""
-    lines = [
-        "| family | precision | attention | recompute | block | closed saved / forward / backward | traced | difference |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in found:
-        ours = _shown(row.closed) if row.closed is not None else row.why or "not modelled"
-        gap = "" if row.closed is None else _gap(row.closed, row.traced)
-        lines.append(f"| {' | '.join((*row.case, row.block, ours, _shown(row.traced), gap))} |")
-    return "\n".join(lines)
+HEAD = """\
+| family | precision | attention | recompute | block | closed saved / forward / backward | traced | difference |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def line(row: Row) -> str:
+    """One of Markdown's: a block of a family in a mode."""
+    ours = _shown(row.closed) if row.closed is not None else row.why or "not modelled"
+    gap = "" if row.closed is None else _gap(row.closed, row.traced)
+    return f"| {' | '.join((*row.case, row.block, ours, _shown(row.traced), gap))} |\n"
 
 
 def _shown(sizes: Sizes) -> str:
@@ -247,15 +248,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", default=",".join(FAMILIES), help="names, with commas between")
     parser.add_argument("--differing", action="store_true", help="only what differs")
     arguments = parser.parse_args(argv)
-    found: list[Row] = []
+    equal = total = 0
+    sys.stdout.write(HEAD)
     for case in cases([name for name in FAMILIES if name in arguments.family.split(",")]):
         try:
-            found += rows(case)
+            found = rows(case)
         except UllageError as error:
             sys.stderr.write(f"{case}: {error}\n")
-    shown = [row for row in found if not (arguments.differing and row.equal)]
-    sys.stdout.write(table(shown) + "\n")
-    sys.stderr.write(f"{sum(row.equal for row in found)} of {len(found)} blocks equal to the byte\n")
+            continue
+        equal += sum(row.equal for row in found)
+        total += len(found)
+        sys.stdout.writelines(line(row) for row in found if not (arguments.differing and row.equal))
+        sys.stdout.flush()
+    sys.stderr.write(f"{equal} of {total} blocks equal to the byte\n")
     return 0
 
 

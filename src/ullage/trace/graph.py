@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
+from ullage.job.job import Job
+from ullage.job.read import read_job
+from ullage.model.config import ModelConfig
 from ullage.model.graph import Block, Graph, Param, Run
+from ullage.trace.crossing import Carried
 from ullage.trace.cut import Part, parts
 from ullage.trace.events import Allocation, Trace, pattern
 from ullage.trace.steps import Tape
-from ullage.trace.told import BlockTeller, Carried, nothing_before, short
+from ullage.trace.told import BlockTeller, nothing_before, short
 
 
 def graph_of(trace: Trace) -> Graph:
@@ -34,6 +39,17 @@ def graph_of(trace: Trace) -> Graph:
     if cuts[0].role == "layer":
         runs.insert(0, Run(block=nothing_before()))
     return Graph(name=trace.name, runs=tuple(runs), sizes=FrozenMap(), tied=tuple(tied))
+
+
+_STAND_IN = "llama-3.1-405b"
+"""A job must name a model to be read; of a traced one nothing but the name is taken, and the checks of its layout are the graph's."""
+
+
+def job_of(source: str | Path, name: str) -> Job:
+    """The job file ``source`` with a traced module called ``name`` in its model's place."""
+    job = read_job(source, (f"model={_STAND_IN}",))
+    model = ModelConfig(name=name, keys=FrozenMap())
+    return replace(job, model=model, stack="traced", stack_version=None)
 
 
 def _chain(tape: Tape, cuts: list[Part]) -> list[Part]:
