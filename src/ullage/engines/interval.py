@@ -1,6 +1,7 @@
 """How sure an estimate is: a bracket around the device's bytes, wider for each thing that is not known.
 
-The widths are shares of reserved memory. EVIDENCE says where each comes from; docs/accuracy.md shows how often it holds.
+The widths are shares of reserved memory, chosen and not calibrated: EVIDENCE says what each is for and what was looked at when it was
+set, docs/accuracy.md how often the bracket holds.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ class Doubt:
 
 
 EVIDENCE = {
-    "model": "nine in ten validated runs lie within this share of the reserved estimate",
-    "compile": "the compiler's partitioner chooses what to save; no closed form follows it exactly",
-    "routing": "dropless experts receive as many tokens as the router sends; the estimate takes balanced routing",
-    "lengths": "sequences of varying length fragment the allocator",
-    "option": "an option that matters and is not modelled",
-    "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node, and nine in ten of 81 lie within 18 %",
-    "fragmentation": "what is reserved and unused follows the order of every small allocation; of 63 pipelines read by nvidia-smi "
-    "nine in ten lie within this share of the simulated waste (bigscience's tables, 2022)",
+    "model": "what remains where everything that matters is stated (a chosen width, wider than the median miss, narrower than the "
+    "worst tenth)",
+    "compile": "the compiler's partitioner chooses what to save; no closed form follows it exactly (a chosen width)",
+    "routing": "dropless experts receive as many tokens as the router sends; the estimate takes balanced routing (a chosen width)",
+    "lengths": "sequences of varying length fragment the allocator (a chosen width)",
+    "option": "an option that matters and is not modelled (a chosen width)",
+    "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node; set by looking at its 81 records' misses",
+    "fragmentation": "what is reserved and unused follows the order of every small allocation; a share of the simulated waste, set by "
+    "looking at 63 pipelines read by nvidia-smi (bigscience's tables, 2022)",
 }
 
 

@@ -12,7 +12,8 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """Vocabulary-parallel cross entropy, native or Transformer Engine's (``cross_entropy_fusion_impl: te``).
 
     Native: an fp32 copy of the logits becomes the softmax in place and is saved; the bf16 logits live to the end of the loss
-    (tensor_parallel/cross_entropy.py). Natively fused, the compiled kernels write the exponentials into a new fp32 tensor.
+    (tensor_parallel/cross_entropy.py). Natively fused, a second fp32 tensor lives for the moment of the loss: an inference from
+    the peaks of Megatron's functional tests (the compiled function returns both the shifted logits and their exponentials), not traced.
     """
     (op,) = ops
     (logits,) = op.inputs
@@ -35,7 +36,11 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 
 def _transformer_engine(op: Op, context: Context) -> list[Step]:
-    """TE writes the gradient over the bf16 logits during the forward (pytorch/cross_entropy.py, triton kernel)."""
+    """TE writes the gradient over the bf16 logits during the forward (pytorch/cross_entropy.py, triton kernel).
+
+    So it is in TE before 2.18; from there on an fp32 gradient is saved beside them (pull request 3193), which Megatron-Core up to 0.20
+    does not pin.
+    """
     (logits,) = op.inputs
     output = context.tensor(op.outputs[0], "loss")
     return [Step(name=op.name, reads=(logits,), writes=(output,), saves=(logits,), reuses=(logits,))]

@@ -8,7 +8,11 @@ from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
 
 
 def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    """Scores of every expert in fp32 and the maps made from them. Sizes fitted to traces of Megatron-Core: 15 E + 22 k bytes a token."""
+    """Scores of every expert in fp32 and the maps made from them.
+
+    Taken as four fp32 tensors of [tokens, experts], 16 E bytes a token: traces of Megatron-Core's router (moe_utils.py) keep about
+    15 E + 22 k, of k chosen experts, in logits, probabilities, the dense map and its indices.
+    """
     (op,) = ops
     experts = context.buffer("router.scores", (BATCH, SEQ_SP, "router"), "fp32", "router scores and maps", copies=4)
     output = context.tensor(op.outputs[0], "routing probabilities")

@@ -12,7 +12,9 @@ from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, on_
 from ullage.memory.rank import Rank
 from ullage.schedule import actions, in_flight
 
-STATIC_TENSORS = 4  # input, output, and the gradient of each (TransformerEngine pytorch/graph.py)
+STATIC_TENSORS = 4
+"""Input, output, and the gradient of each (TransformerEngine pytorch/graph.py), where graphs share no buffers
+(``_reuse_graph_input_output_buffers``, ``cuda_graph_share_io_buffers``)."""
 POOL_STREAM = 7  # a stream of its own in the simulation: the graphs' pool serves nothing else
 
 
