@@ -10,7 +10,8 @@ from tests.report.test_timeline import JOBS, drawn_job
 
 from ullage.report.timeline import Limit, Timeline, TimelineEvent
 from ullage.report.timeline_html import page
-from ullage.report.timeline_job import JobTimeline, job_timeline, picture
+from ullage.report.timeline_job import JobTimeline, job_timeline, picture_of
+from ullage.report.timeline_picture import draw
 from ullage.report.words import in_gib
 from ullage.units import GIB, MIB
 
@@ -48,7 +49,7 @@ class Page(HTMLParser):
 
 
 def test_a_page_is_well_formed_and_needs_no_network(drawn: JobTimeline) -> None:
-    text = picture(drawn, "html").decode()
+    text = draw(picture_of(drawn), "html").decode()
     found = Page(text)
     assert found.open == []
     assert not any("src" in attributes or "href" in attributes for _, attributes in found.tags)
@@ -58,7 +59,7 @@ def test_a_page_is_well_formed_and_needs_no_network(drawn: JobTimeline) -> None:
 
 
 def test_a_page_holds_what_the_pointer_finds(drawn: JobTimeline) -> None:
-    text = picture(drawn, "html").decode()
+    text = draw(picture_of(drawn), "html").decode()
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     length = len(data["x"])
     assert 0 < length <= 1602

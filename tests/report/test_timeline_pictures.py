@@ -15,7 +15,8 @@ from ullage.postmortem.snapshot_compare import compare
 from ullage.postmortem.snapshot_pickle import loads
 from ullage.report import memory_viz, perfetto
 from ullage.report.timeline import Timeline, TimelineEvent, top
-from ullage.report.timeline_job import JobTimeline, job_timeline, picture
+from ullage.report.timeline_job import JobTimeline, job_timeline, picture_of
+from ullage.report.timeline_picture import draw
 from ullage.units import GIB, MIB
 
 # What MemoryViz.js of torch 2.13 can read (function unpickle).
@@ -210,7 +211,7 @@ def excess(held: tuple, category: str) -> int:
 
 
 def test_a_trace_is_json_with_counters_slices_and_the_peak(drawn: JobTimeline) -> None:
-    found = json.loads(picture(drawn, "perfetto"))["traceEvents"]
+    found = json.loads(draw(picture_of(drawn), "perfetto"))["traceEvents"]
     slices = [event for event in found if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in slices] == [
         (span.name, span.start, span.end - span.start) for span in drawn.timeline.spans

@@ -68,7 +68,12 @@ def test_an_estimate_of_any_module(tmp_path: Path, capsys: pytest.CaptureFixture
         ([], "nothing to trace"),
         ([f"{FACTORIES}:mlp", "--tp", "2"], "--tp 2: goes with a job"),
         ([f"{FACTORIES}:mlp", "--steps", "0"], "--steps = 0"),
+        ([f"{FACTORIES}:mlp", "--world", "2", "--rank", "2"], "rank = 2"),
+        ([f"{FACTORIES}:mlp", "--format", "html"], "--format: goes with --out"),
+        ([f"{FACTORIES}:mlp", "--json", "--format", "html", "--out", "x"], "--json"),
+        ([f"{FACTORIES}:mlp", "--estimate", "x.yaml", "--world", "2"], "--world"),
         ([f"{FACTORIES}:no_such"], "has no no_such"),
+        (["--model", "llama-3.2-1b", "--cluster", "2xH100-SXM-80GB", "--world", "2"], "--world = 2: goes with a factory"),
         (["--model", "llama-3.2-1b", "--cluster", "2xH100-SXM-80GB", "--tp", "2"], "layout.tp = 2: is not traced from a job"),
     ],
 )  # fmt: skip

@@ -9,14 +9,9 @@ from pathlib import Path
 from ullage.cli.flags import add_job_flags, overrides, placed
 from ullage.errors import Contradiction, InvalidInput, UllageError
 from ullage.job.job import Job
+from ullage.report.timeline_picture import FORMATS
 
 USAGE = "[JOB] --format FORMAT --out FILE [options], or --snapshot FILE [JOB]"
-
-FORMATS = {
-    "html": "one file with everything in it: memory by category against the capacity",
-    "perfetto": "a trace for ui.perfetto.dev or chrome://tracing",
-    "memory-viz": "a snapshot for python -m torch.cuda._memory_viz or pytorch.org/memory_viz",
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,15 +57,12 @@ def _job(arguments: argparse.Namespace) -> Job | None:
 
 
 def _draw(job: Job, arguments: argparse.Namespace) -> int:
-    from ullage.report.timeline_job import job_timeline, picture
+    from ullage.report.timeline_job import job_timeline, picture_of
+    from ullage.report.timeline_picture import save
     from ullage.report.words import in_gib
 
     found = job_timeline(job, stage=arguments.rank, history=arguments.history)
-    data = picture(found, arguments.format)
-    try:
-        arguments.out.write_bytes(data)
-    except OSError as error:
-        raise InvalidInput("cannot be written", key="--out", value=str(arguments.out), remedy=error.strerror) from None
+    save(picture_of(found), arguments.format, arguments.out)
     highest = found.top
     sys.stdout.write(
         f"{arguments.out}: {found.title}; {len(found.timeline.events):,} events, peak {in_gib(highest.bytes)} allocated "

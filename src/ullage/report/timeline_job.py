@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from ullage.engines.base import Account, flag
 from ullage.engines.estimate import Estimate, RankEstimate, estimate
 from ullage.engines.registry import account, ranks_of
@@ -15,6 +13,7 @@ from ullage.memory.program import Node, Sequence
 from ullage.model.build import graph as build
 from ullage.report import words
 from ullage.report.timeline import Limit, Timeline, Top, of_program, top
+from ullage.report.timeline_picture import Picture
 
 MOST_EVENTS = 2_000_000
 """Allocations and frees that a picture is made of at most: no viewer shows more, and a browser opens less."""
@@ -79,24 +78,16 @@ def job_timeline(job: Job, *, stage: int | None = None, history: bool = False) -
     )
 
 
-def picture(found: JobTimeline, form: str) -> bytes:
-    """The file of a timeline: ``html``, ``perfetto`` or ``memory-viz``."""
-    if form == "memory-viz":
-        from ullage.report import memory_viz
-
-        return memory_viz.dumps(
-            memory_viz.snapshot(
-                found.timeline, expandable_segments=found.expandable_segments, capacity_bytes=found.allocator_bytes
-            )
-        )
-    if form == "perfetto":
-        from ullage.report import perfetto
-
-        return json.dumps(perfetto.trace(found.timeline, title=found.title), separators=(",", ":")).encode()
-    from ullage.report.timeline_html import page
-
-    assert form == "html", form
-    return page(found.timeline, title=found.title, facts=_facts(found), lines=_lines(found)).encode()
+def picture_of(found: JobTimeline) -> Picture:
+    """What is drawn of a job: its settings and predicted sizes, against the card and what the allocator can have of it."""
+    return Picture(
+        timeline=found.timeline,
+        title=found.title,
+        facts=tuple(_facts(found)),
+        limits=tuple(_limits(found)),
+        expandable_segments=found.expandable_segments,
+        allocator_bytes=found.allocator_bytes,
+    )
 
 
 def _facts(found: JobTimeline) -> list[str]:
@@ -105,7 +96,7 @@ def _facts(found: JobTimeline) -> list[str]:
     return [*words.settings(job), sizes]
 
 
-def _lines(found: JobTimeline) -> list[Limit]:
+def _limits(found: JobTimeline) -> list[Limit]:
     device = found.estimate.job.cluster.device
     return [
         Limit(found.estimate.capacity_bytes, f"capacity of {device.name}"),
