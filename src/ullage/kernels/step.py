@@ -49,6 +49,8 @@ class Step:
     no_grad: reads that get no gradient. Every other read gets a new gradient of its own size.
     weights: parameters whose gradients the backward makes.
     holds: tensors that a frame of the layer code still names, so that they live to the end of this step.
+    summed: reads and weights (a bias) whose gradient is the output's, summed to their shape by the engine when the node's function has
+    returned (torch/csrc/autograd/engine.cpp, validate_outputs).
     view_grads: reads whose gradient is a view of another tensor (a matmul's result, reshaped): autograd never adds into those in
     place (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: the storage has a second owner).
     caches: tensors that stay until the forward's context exits, recomputed or not (autocast's copies of weights).
@@ -69,6 +71,7 @@ class Step:
     no_grad: tuple[str, ...] = ()
     weights: tuple[WeightGrad, ...] = ()
     holds: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
     view_grads: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     module: str = ""

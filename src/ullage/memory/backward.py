@@ -1,10 +1,12 @@
 """A block's steps run backward, recomputing on the way.
 
-A node's backward makes the gradients of what it read, drops the gradients of what it made, then lets go of what it saved. A gradient
+A node's backward makes the gradients of what it read, then lets go of what it saved and of the gradients of what it made. A gradient
 that arrives a second time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ullage.kernels.step import Step, WeightGrad
 from ullage.memory.block import BlockSteps, boundary_grad
@@ -89,16 +91,35 @@ class Backward:
         new, taken = self._gradients(step, arriving) if arriving else ([], [])
         for name, storage in new:
             storage.holders.add(("new", name))
+        if recomputed := self._is_recomputed(index):
+            self._let_go_of_saved(index)
+        if arriving and step.summed:
+            late, later = self._summed(step, arriving)
+            for name, storage in late:
+                storage.holders.add(("new", name))
+            new, taken = [*new, *late], [*taken, *later]
+        if not recomputed:
+            self._let_go_of_saved(index)
         for name in arriving:
             self._live.release(self._grads.pop(name), ("grad", name))
-        for name in dict.fromkeys(step.saves):
-            if name in self._live:
-                self._live.let_go(name, ("saved", index))
         for name, storage in new:
             self._accumulate(name, storage)
             self._live.release(storage, ("new", name))
         for weight, item in taken:
             self._weights.take(weight, item)
+
+    def _is_recomputed(self, index: int) -> bool:
+        """Whether a node gets what it saved from a checkpoint's hook: nobody but its own backward has that (torch/utils/checkpoint.py).
+
+        What a node saved by itself goes when the engine is through with it, sums of gradients included.
+        """
+        number = self._segments.at(index)
+        return number is not None and not self._segments[number].reentrant
+
+    def _let_go_of_saved(self, index: int) -> None:
+        for name in dict.fromkeys(self._block.steps[index].saves):
+            if name in self._live:
+                self._live.let_go(name, ("saved", index))
 
     def _gradients(self, step: Step, arriving: list[str]) -> _Made:
         """What a node's own backward makes, handed on after it has let go of its own: gradients of its reads, and of weights
@@ -110,11 +131,19 @@ class Backward:
         made = [
             (name, self._gradient(step, name, arriving[0]))
             for name in dict.fromkeys(step.reads)
-            if name not in step.no_grad
+            if name not in step.no_grad and name not in step.summed
         ]
-        taken = [(weight, item) for weight in step.weights if (item := self._weights.make(weight)) is not None]
+        taken = self._of_weights(weight for weight in step.weights if weight.param not in step.summed)
         self._live.free(*scratch)
         return made, taken
+
+    def _summed(self, step: Step, arriving: list[str]) -> _Made:
+        """Gradients that the engine sums out of the output's when the node's own function has returned."""
+        made = [(name, self._gradient(step, name, arriving[0])) for name in step.reads if name in step.summed]
+        return made, self._of_weights(weight for weight in step.weights if weight.param in step.summed)
+
+    def _of_weights(self, weights: Iterable[WeightGrad]) -> list[tuple[WeightGrad, Item]]:
+        return [(weight, item) for weight in weights if (item := self._weights.make(weight)) is not None]
 
     def _gradient(self, step: Step, name: str, arriving: str) -> Storage:
         if name in step.passes:
