@@ -80,6 +80,7 @@ class Tape:
         scratch: tuple[Buffer, ...] = (),
         backward_scratch: tuple[Buffer, ...] = (),
         weights: tuple[WeightGrad, ...] = (),
+        summed: Iterable[str] = (),
         view_grads: Iterable[Value] = (),
         caches: tuple[str, ...] = (),
     ) -> Value:
@@ -96,6 +97,7 @@ class Tape:
                 scratch=scratch,
                 backward_scratch=backward_scratch,
                 weights=weights,
+                summed=tuple(summed),
                 view_grads=tuple(value.name for value in view_grads),
                 caches=caches,
                 module=self.module,
@@ -149,13 +151,15 @@ class Tape:
         """A Python number times a tensor: nothing is saved."""
         return self.emit(name, (value,), Value(name, value.dims, value.dtype))
 
-    def mul_constant(self, value: Value, name: str, dtype: str) -> Value:
+    def mul_constant(self, value: Value, name: str, dtype: str, constant: Value | None = None) -> Value:
         """value * c, with c a tensor that needs no gradient and is saved anyway; ``dtype``: of the product.
 
-        A gradient in another type than ``value`` is made first and then cast.
+        constant: where it is a tensor of this block. A gradient in another type than ``value`` is made first and then cast.
         """
         wide = () if dtype == value.dtype else (self.scratch(f"{name}.grad", value, dtype),)
-        return self.emit(name, (value,), Value(name, value.dims, dtype), backward_scratch=wide)
+        own = () if constant is None else (constant,)
+        out = Value(name, value.dims, dtype)
+        return self.emit(name, (value, *own), out, saves=own, no_grad=own, backward_scratch=wide)
 
     def mul_weight(self, value: Value, weight: WeightGrad, out: Value, what: str = "") -> Value:
         """value * weight over the last dimension: the weight's gradient is a whole product before it is summed."""

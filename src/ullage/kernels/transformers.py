@@ -7,10 +7,12 @@ fp32 weights under autocast u(15 + 2g + 4a) + 2 x parameters; fp32 2u(8 + 2g + 4
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from ullage.errors import Unsupported
 from ullage.kernels import (
     transformers_attention,
+    transformers_frames,
     transformers_latent,
     transformers_linear,
     transformers_loss,
@@ -30,7 +32,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
     tape = Tape(context, block)
     waiting: list[Op] = []
-    for op in _called(block.ops):
+    for op in _called(block):
         joins = _joins(op)
         if waiting and joins != _joins(waiting[0]):
             _together(tape, tuple(waiting))
@@ -42,7 +44,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
         if kernel is None:
             raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
         kernel(tape, op)
-        _frames(tape, block, op)
+        transformers_frames.hold(tape, block, op)
     return tuple(tape.steps)
 
 
@@ -60,15 +62,30 @@ def _together(tape: Tape, ops: tuple[Op, ...]) -> None:
         transformers_linear.fused(tape, ops)
 
 
-def _called(ops: tuple[Op, ...]) -> Iterator[Op]:
+def _called(block: Block) -> Iterator[Op]:
     """The order of the layer code: a norm of q or k is called on the projection at once (models/qwen3/modeling_qwen3.py)."""
-    norms = {op.inputs[0]: op for op in ops if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None}
-    for op in ops:
+    norms = {
+        op.inputs[0]: op for op in block.ops if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None
+    }
+    for op in block.ops:
         if op in norms.values():
             continue
-        yield op
+        yield _stream_first(block, op) if block.family in _STREAM_FIRST else op
         if op.outputs[0].name in norms:
             yield norms[op.outputs[0].name]
+
+
+def _stream_first(block: Block, op: Op) -> Op:
+    """Of the sums of parallel branches: (stream + attention) + mlp instead of stream + (attention + mlp)."""
+    if op.name == "add_branches":
+        return replace(op, inputs=(block.input.name, op.inputs[0]))
+    if op.name == "add":
+        (mlp,) = (other.inputs[1] for other in block.ops if other.name == "add_branches")
+        return replace(op, inputs=(op.inputs[1], mlp))
+    return op
+
+
+_STREAM_FIRST = frozenset({"cohere", "stablelm"})
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
@@ -88,44 +105,17 @@ def buffers(context: Context) -> tuple[Buffer, ...]:
     return tuple(context.buffer(name, (size // 2,), "fp32", name) for name in ("inv_freq", "original_inv_freq"))
 
 
-def _frames(tape: Tape, block: Block, op: Op) -> None:
-    """Locals of the layer's frames: a layer's input lives to its end, and the arguments of a branch to the branch's end."""
-    named = _LOCALS.get(tape.family, {})
-    if op.outputs[0].name == block.output.name and block.role == "layer":
-        _hold(tape, (block.input.name, "attention.weights", *named.get("end", ())))
-    _hold(tape, named.get(op.name, _ARGUMENTS.get(op.name, ())))
-
-
-def _hold(tape: Tape, names: tuple[str, ...]) -> None:
-    tape.hold(*(tape[name] for name in names if name in tape.values))
-
-
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "o_proj": ("attention_in", "q_final", "k_final", "v"),
-    "down_proj": ("mlp_in",),
-    "combine": ("mlp_in",),
-}
-"""op -> what the frames that return with it name."""
-_LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe.rotated", "q_final", "k_final", "v")
-_LOCALS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "deepseek_v2": {"o_proj": _LATENT},
-    "deepseek_v3": {"o_proj": _LATENT},
-    "gpt2": {
-        "o_proj": (),
-        "attention_add": ("attention_in",),
-        "down_proj": (),
-        "end": ("attention_out", "attention_out_dropped", "mlp_in"),
-    },
-    "gpt_neox": {"end": ("attention_out", "attention_out_dropped", "mlp_out", "mlp_out_dropped")},
-}
-"""Models whose layers keep other names; "end": of the whole layer."""
-
-
 def residual(tape: Tape, op: Op) -> Value:
     tape.module = ""
     left, right = (tape[name] for name in op.inputs)
+    if tape.family in _MULTIPLIES:
+        right = tape.scale(right, f"{right.name}.scaled")
     output = tape.like(op.outputs[0], promote(left.dtype, right.dtype))
     return tape.add(left, right, output, "residual stream")
+
+
+_MULTIPLIES = frozenset({"granite"})
+"""Models that scale each branch before it joins the stream, by 1 too."""
 
 
 def dropout(tape: Tape, op: Op) -> Value:

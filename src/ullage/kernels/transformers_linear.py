@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, WeightGrad
 from ullage.model.graph import SEQ, Dim, Op
@@ -16,7 +19,14 @@ def linear(tape: Tape, op: Op) -> Value:
     if isinstance(shared, str):
         params = [(shared, ("vocab", "hidden"))]
     output = tape.like(op.outputs[0], tape.context.compute)
+    if op.name in _SCALES.get(tape.family, ()):
+        raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
+        return tape.scale(raw, output.name)
     return matmul(tape, op.name, source, params, output)
+
+
+_SCALES: Mapping[str, tuple[str, ...]] = {"opt": ("q_proj",)}
+"""Projections whose output the layer code multiplies by a number."""
 
 
 def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
@@ -45,6 +55,7 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
 def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[Dim, ...]]], output: Value) -> Value:
     """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself.
 
+    A bias's gradient is summed when the node is done.
     The input's gradient is a matmul's result seen through a reshape, except where the input has two dimensions already.
     """
     copies = {param: tape.cast_weight(param, dims) for param, dims in params}
@@ -61,6 +72,7 @@ def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[D
         what=f"{name} output",
         saves=(cast, *matrices),
         weights=weights,
+        summed=[param if copy is None else copy.name for param, copy in copies.items() if _is_bias(param)],
         view_grads=(cast,) if len(cast.dims) > 2 else (),
     )
 

@@ -42,4 +42,6 @@ def _gelu_new(tape: Tape, x: Value, output: Value) -> Value:
     tanh = made("tanh")
     tape.emit(tanh.name, (inner,), tanh, saves=(tanh,))
     plus = tape.emit(f"{name}.plus_one", (tanh,), made("plus_one"), passes=(tanh,))
-    return tape.mul(half, plus, output, "gelu_new output")
+    tape.mul(half, plus, output, "gelu_new output")
+    tape.hold(x)
+    return output

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
 from ullage.model.graph import Op
-
-_GEMMA = frozenset({"gemma", "gemma2", "gemma3_text"})
 
 
 def norm(tape: Tape, op: Op) -> Value:
     source = tape[op.inputs[0]]
     tape.module = op.module
-    if op.attrs["norm"] == "layernorm":
-        return layer_norm(tape, op, source)
-    if tape.family in _GEMMA:
-        return _gemma(tape, op, source)
-    return _rms(tape, op, source)
+    if op.attrs.get("per_head") is False:  # over all heads of a token at once
+        source = replace(source, dims=(*source.dims[:2], tape.context.numel(source.dims[2:])))
+    usual = layer_norm if op.attrs["norm"] == "layernorm" else _rms
+    return _OWN.get(tape.family, usual)(tape, op, source)
 
 
 def _rms(tape: Tape, op: Op, source: Value) -> Value:
@@ -33,57 +33,120 @@ def _rms(tape: Tape, op: Op, source: Value) -> Value:
     return tape.define(output)
 
 
+def _wide_rms(tape: Tape, op: Op, source: Value) -> Value:
+    """Olmo2RMSNorm: the weight, in its own type, times the fp32 tensor, then back (models/olmo2/modeling_olmo2.py)."""
+    wide, variance = _normalised(tape, op.name, source)
+    param = op.params[0]
+    scaled = _scaled(tape, op, source)
+    tape.mul_weight(wide, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
+    output = tape.cast(scaled, source.dtype, op.outputs[0].name)
+    tape.hold(wide, variance, source)
+    return output
+
+
 def _gemma(tape: Tape, op: Op, source: Value) -> Value:
     """Gemma's: times (1 + weight) in fp32, then back (models/gemma2/modeling_gemma2.py)."""
     wide, _ = _normalised(tape, op.name, source)
     param = op.params[0]
-    output = tape.like(op.outputs[0], source.dtype)
-    scaled = Value(f"{op.name}.scaled" if source.dtype != "fp32" else output.name, source.dims, "fp32")
+    name = f"{op.name}.one_plus"
+    shifted = Value(name, param.dims, "fp32")
     if tape.weight_dtype != "fp32":
-        weight = tape.emit(
-            f"{op.name}.weight32",
-            (),
-            Value(f"{op.name}.weight32", param.dims, "fp32"),
-            weights=(tape.weight(param.name, param.dims),),
-        )
-        shifted = tape.emit(
-            f"{op.name}.one_plus", (weight,), Value(f"{op.name}.one_plus", param.dims, "fp32"), passes=(weight,)
-        )
+        weight = _weight32(tape, op)
+        tape.emit(name, (weight,), shifted, passes=(weight,))
     else:
-        shifted = tape.emit(
-            f"{op.name}.one_plus",
-            (),
-            Value(f"{op.name}.one_plus", param.dims, "fp32"),
-            weights=(tape.weight(param.name, param.dims),),
-        )
-    product = (tape.scratch(f"{op.name}.product", scaled),)
-    tape.emit(scaled.name, (wide, shifted), scaled, saves=(wide, shifted), backward_scratch=product)
-    if scaled.name != output.name:
-        tape.emit(output.name, (scaled,), output, what=f"{op.name} output")
+        tape.emit(name, (), shifted, weights=(tape.weight(param.name, param.dims),))
+    output = tape.cast(_times(tape, op, wide, shifted, source), source.dtype, op.outputs[0].name)
     tape.hold(source)
-    return tape.define(output)
+    return output
+
+
+def _centred(tape: Tape, op: Op, source: Value) -> Value:
+    """CohereLayerNorm: in fp32, the mean subtracted twice, without a bias (models/cohere/modeling_cohere.py)."""
+    wide = tape.cast(source, "fp32", f"{op.name}.fp32")
+    mean = tape.emit(f"{op.name}.mean", (wide,), Value(f"{op.name}.mean", (*wide.rows, 1), "fp32"))
+    variance = _mean_square(tape, op.name, _less(tape, wide, mean, f"{op.name}.deviation"))
+    normalised = _over_root(tape, op.name, _less(tape, wide, mean, f"{op.name}.centred"), variance)
+    param = op.params[0]
+    if tape.weight_dtype == "fp32":
+        scaled = _scaled(tape, op, source)
+        tape.mul_weight(normalised, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
+    else:
+        scaled = _times(tape, op, normalised, _weight32(tape, op), source)
+    output = tape.cast(scaled, source.dtype, op.outputs[0].name)
+    tape.hold(mean, variance, source)
+    return output
+
+
+_OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
+    "cohere": _centred,
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "gpt_oss": _wide_rms,
+    "olmo2": _wide_rms,
+}
+"""Models whose norm is another than torch's layer norm or Llama's RMSNorm."""
+
+
+# -- parts
 
 
 def _normalised(tape: Tape, name: str, source: Value) -> tuple[Value, Value]:
     """x * rsqrt(mean(x^2) + eps) in fp32, and the mean square, which the frame names to its end."""
     wide = tape.cast(source, "fp32", f"{name}.fp32")
-    rows = (*wide.rows, 1)
+    variance = _mean_square(tape, name, wide)
+    return _over_root(tape, name, wide, variance), variance
+
+
+def _mean_square(tape: Tape, name: str, wide: Value) -> Value:
     two = (tape.scratch(f"{name}.pow", wide), tape.scratch(f"{name}.factor", wide))
     square = tape.emit(
         f"{name}.square", (wide,), Value(f"{name}.square", wide.dims, "fp32"), saves=(wide,), backward_scratch=two
     )
-    variance = tape.emit(f"{name}.variance", (square,), Value(f"{name}.variance", rows, "fp32"))
-    shifted = tape.emit(f"{name}.shifted", (variance,), Value(f"{name}.shifted", rows, "fp32"), passes=(variance,))
-    root = Value(f"{name}.rsqrt", rows, "fp32")
+    return tape.emit(f"{name}.variance", (square,), Value(f"{name}.variance", (*wide.rows, 1), "fp32"))
+
+
+def _over_root(tape: Tape, name: str, value: Value, variance: Value) -> Value:
+    """value * rsqrt(variance + eps)."""
+    shifted = tape.emit(
+        f"{name}.shifted", (variance,), Value(f"{name}.shifted", variance.dims, "fp32"), passes=(variance,)
+    )
+    root = Value(f"{name}.rsqrt", variance.dims, "fp32")
     tape.emit(root.name, (shifted,), root, saves=(root,), backward_scratch=_two(tape, root))
-    out = Value(f"{name}.normalised", wide.dims, "fp32")
-    product = (tape.scratch(f"{name}.product32", wide),)
-    tape.emit(out.name, (wide, root), out, saves=(wide, root), backward_scratch=product)
-    return out, variance
+    out = Value(f"{name}.normalised", value.dims, "fp32")
+    product = (tape.scratch(f"{name}.product32", value),)
+    return tape.emit(out.name, (value, root), out, saves=(value, root), backward_scratch=product)
 
 
 def _two(tape: Tape, value: Value) -> tuple[Buffer, Buffer]:
     return tape.scratch(f"{value.name}.cube", value), tape.scratch(f"{value.name}.half", value)
+
+
+def _less(tape: Tape, value: Value, mean: Value, name: str) -> Value:
+    """value - mean: the mean's gradient is a whole tensor before it is summed."""
+    negative = (tape.scratch(f"{name}.negative", value),)
+    out = Value(name, value.dims, value.dtype)
+    return tape.emit(name, (value, mean), out, passes=(value,), backward_scratch=negative)
+
+
+def _weight32(tape: Tape, op: Op) -> Value:
+    """The weight's copy in fp32."""
+    param = op.params[0]
+    name = f"{op.name}.weight32"
+    return tape.emit(name, (), Value(name, param.dims, "fp32"), weights=(tape.weight(param.name, param.dims),))
+
+
+def _times(tape: Tape, op: Op, wide: Value, weight: Value, source: Value) -> Value:
+    """An fp32 tensor times an fp32 copy of the weight, both saved; the copy's gradient is a whole product before it is summed."""
+    scaled = _scaled(tape, op, source)
+    product = (tape.scratch(f"{op.name}.product", scaled),)
+    what = f"{op.name} output" if scaled.name == op.outputs[0].name else ""
+    return tape.emit(scaled.name, (wide, weight), scaled, what=what, saves=(wide, weight), backward_scratch=product)
+
+
+def _scaled(tape: Tape, op: Op, source: Value) -> Value:
+    """What is cast back into the source's type: the norm's output itself where that is fp32."""
+    return Value(op.outputs[0].name if source.dtype == "fp32" else f"{op.name}.scaled", source.dims, "fp32")
 
 
 def layer_norm(tape: Tape, op: Op, source: Value) -> Value:

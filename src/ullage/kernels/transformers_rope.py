@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.model.graph import Dim, Op, Tensor
+from ullage.model.graph import SEQ, Dim, Op, Tensor
 
 JOINS = frozenset({"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe"})
 """Models that cut heads into a turned and an unturned part and join them again, even where nothing is unturned."""
+_INTERLEAVES = frozenset({"glm", "glm4"})
+"""Models whose every layer repeats cos and sin for the two elements of a pair."""
+_WIDENS = frozenset({"cohere"})
+"""Models that turn in fp32."""
+_NARROWS = frozenset({"cohere", "olmo2"})
+"""Models that cast the result back into the type of q and k."""
 
 
 def rope(tape: Tape, op: Op) -> None:
     """q and k, which the calling frame names until both are done."""
     tape.module = "rope"
+    if tape.family in _INTERLEAVES:
+        _interleave(tape, op)
     sources = [tape[name] for name in op.inputs]
     raw = (
         sources if tape.family == "gpt_neox" else [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
@@ -19,9 +29,38 @@ def rope(tape: Tape, op: Op) -> None:
     if tape.family in JOINS:
         _joined(tape, op, raw)
     else:
-        for source, output in zip(raw, op.outputs, strict=True):
-            rotate(tape, source, _turned(tape, source, output))
+        _whole(tape, op, raw)
     tape.hold(*raw)
+
+
+def _interleave(tape: Tape, op: Op) -> None:
+    """cos and sin of every second element, twice each: this layer's own, saved by its products to the backward's end."""
+    dims = (1, SEQ, _turning(tape, op, tape[op.inputs[0]]))
+    for which in ("cos", "sin"):
+        table = Value(f"rotary.{which}", dims, tape.context.residual)
+        tape.emit(table.name, (), table, what=f"{which} of each pair, the layer's own")
+
+
+def _turning(tape: Tape, op: Op, source: Value) -> int:
+    """Elements of a head that turn."""
+    fraction = op.attrs["fraction"]
+    assert isinstance(fraction, float | int), fraction
+    return int(tape.context.size(source.dims[-1]) * fraction)
+
+
+def _whole(tape: Tape, op: Op, raw: list[Value]) -> None:
+    dtype = "fp32" if tape.family in _WIDENS else None
+    wide = [tape.cast(one, dtype or one.dtype, f"{one.name}.fp32") for one in raw]
+    made = []
+    for source, output in zip(wide, op.outputs, strict=True):
+        turned = _turned(tape, source, output)
+        if tape.family in _NARROWS and turned.dtype != raw[0].dtype:
+            turned = replace(turned, name=f"{output.name}.wide")
+        made.append(rotate(tape, source, turned))
+    for one, output in zip(made, op.outputs, strict=True):
+        if one.name != output.name:
+            tape.cast(one, raw[0].dtype, output.name)
+    tape.hold(*wide, *made)
 
 
 def _turned(tape: Tape, source: Value, output: Tensor) -> Value:
@@ -32,28 +71,27 @@ def _turned(tape: Tape, source: Value, output: Tensor) -> Value:
 def rotate(tape: Tape, source: Value, output: Value) -> Value:
     """x * cos + rotate_half(x) * sin."""
     name = output.name
+    cos, sin = (tape.values.get(f"rotary.{which}") for which in ("cos", "sin"))
     half: tuple[Dim, ...] = (*source.rows, tape.context.size(source.dims[-1]) // 2)
-    first = tape.mul_constant(source, f"{name}.cos", output.dtype)
+    first = tape.mul_constant(source, f"{name}.cos", output.dtype, cos)
     left = tape.view(source, f"{name}.x1", half, copies=True)
     right = tape.view(source, f"{name}.x2", half, copies=True)
     negative = tape.emit(f"{name}.neg", (right,), Value(f"{name}.neg", half, source.dtype))
     turned = Value(f"{name}.rotated", source.dims, source.dtype)
     tape.emit(turned.name, (negative, left), turned, passes=(negative, left))
-    second = tape.mul_constant(turned, f"{name}.sin", output.dtype)
+    second = tape.mul_constant(turned, f"{name}.sin", output.dtype, sin)
     return tape.add(first, second, output, f"{name[0]} after rotary embedding")
 
 
 def _joined(tape: Tape, op: Op, raw: list[Value]) -> None:
     """The first part of each head turned, the rest as it was, joined into a new tensor."""
-    fraction = op.attrs["fraction"]
-    assert isinstance(fraction, float | int), fraction
     parts = []
-    for source in raw:
+    for source, output in zip(raw, op.outputs, strict=True):
         size = tape.context.size(source.dims[-1])
-        turning = int(size * fraction)
+        turning = _turning(tape, op, source)
         dims = (*source.rows, turning)
-        turned = tape.view(source, f"{source.name}.rot", dims, copies=True) if turning < size else source
-        rest = tape.view(source, f"{source.name}.pass", (*source.rows, size - turning), copies=True)
+        turned = tape.view(source, f"{output.name}.rot", dims, copies=True) if turning < size else source
+        rest = tape.view(source, f"{output.name}.pass", (*source.rows, size - turning), copies=True)
         parts.append((turned, rest))
     if tape.family != "phi3":  # all are turned before the first is joined
         embedded = [

@@ -1,0 +1,52 @@
+"""What the frames of transformers' layer code name: a tensor lives as long as a local variable or an argument names it.
+
+Without recomputation most of these are saved anyway; under it, and for what autograd does not save, the frames decide the forward's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ullage.kernels.eager import Tape
+from ullage.model.graph import Block, Op
+
+
+def hold(tape: Tape, block: Block, op: Op) -> None:
+    """Ends the frames that return with ``op``: a layer's input lives to its end, the arguments of a branch to the branch's end."""
+    named = _LOCALS.get(tape.family, {})
+    if op.outputs[0].name == block.output.name and block.role == "layer":
+        _hold(tape, (block.input.name, "attention.weights", *named.get("end", ())))
+    _hold(tape, named.get(op.name, _ARGUMENTS.get(op.name, ())))
+
+
+def _hold(tape: Tape, names: tuple[str, ...]) -> None:
+    tape.hold(*(tape[name] for name in names if name in tape.values))
+
+
+_Names = Mapping[str, tuple[str, ...]]
+
+_ATTENTION = ("attention_in", "q_final", "k_final", "v")
+_LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe.rotated", "q_final", "k_final", "v")
+_PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_final.turned")
+"""The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
+
+_ARGUMENTS: _Names = {"o_proj": _ATTENTION, "down_proj": ("mlp_in", "gate_up"), "combine": ("mlp_in",)}
+"""op -> what the frames that return with it name; gate_up: where one projection makes both, the gate is a view of it."""
+
+_LOCALS: Mapping[str, _Names] = {
+    "cohere": {"end": ("attention_in", "attention_out", "mlp_out")},
+    "deepseek_v2": {"o_proj": _LATENT},
+    "deepseek_v3": {"o_proj": _LATENT},
+    "gpt2": {
+        "o_proj": (),
+        "attention_add": ("attention_in",),
+        "down_proj": (),
+        "end": ("attention_out", "attention_out_dropped", "mlp_in"),
+    },
+    "gpt_neox": {"end": ("attention_out", "attention_out_dropped", "mlp_out", "mlp_out_dropped")},
+    "granite": {"attention_add": ("attention_out",), "end": ("mlp_out",)},
+    "opt": {"down_proj": ()},
+    "phi": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "attention_out_dropped", "mlp_out")},
+    "stablelm": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "mlp_out")},
+}
+"""Models whose layers keep other names; "end": of the whole layer."""
