@@ -28,7 +28,9 @@ class Storage:
 class Life:
     """One stretch of a storage's being allocated."""
 
-    __slots__ = ("birth", "bytes", "death", "dtype", "mark", "module", "op", "recompute", "shape", "storage", "stream")
+    __slots__ = (
+        "birth", "bytes", "death", "dtype", "mark", "module", "node", "op", "recompute", "shape", "storage", "stream",
+    )  # fmt: skip
 
     def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
         self.storage = storage
@@ -39,6 +41,7 @@ class Life:
         self.shape: tuple[int, ...] = ()
         self.stream = self.mark = 0
         self.recompute = 0  # the recomputation that it was born in, 0: none
+        self.node = 0  # the number of the autograd node in whose backward it was born, 0: in none
 
 
 def allocation(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end: int) -> Allocation:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ullage.errors import Unsupported
 from ullage.memory.program import round_up
-from ullage.trace import values
+from ullage.trace import in_place, values
 from ullage.trace.events import Mark, Trace, TracedOp
 from ullage.trace.lives import Life, Storage, allocation, gaps, inner_tensors
 from ullage.trace.places import Places, next_number
@@ -47,6 +47,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recomputes: list[int] = [0]  # when each recomputation ended
         self.model: nn.Module | None = None
         self.ops: list[TracedOp] | None = None  # of the step that runs, where they are asked for
+        self.over: tuple[int, Storage, int] | None = None  # a storage that another takes over if it goes at this time
 
     def mark(self, what: str) -> None:
         """A phase begins."""
@@ -67,11 +68,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self.ops is not None and func.namespace != "prim":
             self._note(self.ops, func, args, kwargs)
+        over = in_place.written_over(self, func, args)
         out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
             self._communicates(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
-            self._see(out, func)
+            heir = self._see(out, func)
+            self.over = (over, heir, self.clock) if over is not None and heir is not None else None
         elif out is not None:
             self._see_all(out, func)
         return out
@@ -134,13 +137,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             life.dtype = str(tensor.dtype).removeprefix("torch.")
             life.shape = tuple(tensor.shape)
         life.stream = self._stream()
+        life.node = self.places.number() if self.backwards else 0
         storage.life = life
         self.lives.append(life)
 
     def _gone(self, key: int) -> None:
         storage = self.storages.pop(key, None)
-        if storage is not None:
+        if storage is None:
+            return
+        if self.over is not None and (self.over[0], self.over[2]) == (key, self.clock):
+            self._taken_over(storage, self.over[1])
+        else:
             self._died(storage)
+
+    def _taken_over(self, storage: Storage, heir: Storage) -> None:
+        """The life goes on under the result's name, as if the op had written into it."""
+        assert self.lives[-1] is heir.life, "the result is the last that was born"
+        assert storage.life is not None
+        self.lives.pop()
+        self.clock -= 1
+        heir.life, storage.life = storage.life, None
+        heir.life.storage = heir
 
     def _died(self, storage: Storage) -> None:
         if storage.life is not None:
