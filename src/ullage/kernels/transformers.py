@@ -67,7 +67,7 @@ def _called(block: Block) -> Iterator[Op]:
     norms = {
         op.inputs[0]: op for op in block.ops if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None
     }
-    for op in block.ops:
+    for op in transformers_moe.called(block.family, block.ops):
         if op in norms.values():
             continue
         yield _stream_first(block, op) if block.family in _STREAM_FIRST else op

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ullage.kernels import transformers_moe
 from ullage.kernels.eager import Tape
 from ullage.model.graph import Block, Op
 
@@ -30,7 +31,12 @@ _LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe
 _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_final.turned")
 """The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
 
-_ARGUMENTS: _Names = {"o_proj": _ATTENTION, "down_proj": ("mlp_in", "gate_up"), "combine": ("mlp_in",)}
+_ARGUMENTS: _Names = {
+    "o_proj": _ATTENTION,
+    "down_proj": ("mlp_in", "gate_up"),
+    "combine": ("mlp_in", *transformers_moe.NAMED),
+    "shared_add": ("mlp_in", *transformers_moe.NAMED),
+}
 """op -> what the frames that return with it name; gate_up: where one projection makes both, the gate is a view of it."""
 
 _LOCALS: Mapping[str, _Names] = {

@@ -13,7 +13,8 @@ from ullage.model.graph import SEQ, Dim, Op
 def linear(tape: Tape, op: Op) -> Value:
     """One nn.Linear."""
     tape.module = op.module
-    source = tape[op.inputs[0]]
+    rows = op.module == SHARED and tape.family in SHARED_ON_ROWS
+    source = flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]]
     params = [(param.name, param.dims) for param in op.params]
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
@@ -22,7 +23,20 @@ def linear(tape: Tape, op: Op) -> Value:
     if op.name in _SCALES.get(tape.family, ()):
         raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
-    return matmul(tape, op.name, source, params, output)
+    return matmul(tape, op.name, source, params, output, rows=rows)
+
+
+SHARED = "shared_experts"
+SHARED_ON_ROWS = frozenset({"qwen2_moe"})
+"""Models whose shared expert takes tokens as rows, without a dimension of sequences (models/qwen2_moe/modeling_qwen2_moe.py)."""
+
+
+def flat(tape: Tape, source: Value) -> Value:
+    """The stream as rows: (tokens, hidden)."""
+    name = f"{source.name}.rows"
+    if name in tape.values:
+        return tape[name]
+    return tape.view(source, name)
 
 
 _SCALES: Mapping[str, tuple[str, ...]] = {"opt": ("q_proj",)}
@@ -52,11 +66,19 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     tape.views(whole, parts)
 
 
-def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[Dim, ...]]], output: Value) -> Value:
+def matmul(
+    tape: Tape,
+    name: str,
+    source: Value,
+    params: list[tuple[str, tuple[Dim, ...]]],
+    output: Value,
+    *,
+    rows: bool = False,
+) -> Value:
     """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself.
 
     A bias's gradient is summed when the node is done.
-    The input's gradient is a matmul's result seen through a reshape, except where the input has two dimensions already.
+    The input's gradient is a matmul's result seen through a reshape, except where the input is ``rows`` already.
     """
     copies = {param: tape.cast_weight(param, dims) for param, dims in params}
     cast = tape.cast(source, tape.context.compute, f"{name}.input")
@@ -73,7 +95,7 @@ def matmul(tape: Tape, name: str, source: Value, params: list[tuple[str, tuple[D
         saves=(cast, *matrices),
         weights=weights,
         summed=[param if copy is None else copy.name for param, copy in copies.items() if _is_bias(param)],
-        view_grads=(cast,) if len(cast.dims) > 2 else (),
+        view_grads=() if rows or len(cast.dims) <= 2 else (cast,),
     )
 
 

@@ -6,11 +6,11 @@ over the experts instead; what they save is close to this and is modelled by it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Step, WeightGrad
-from ullage.kernels.transformers_linear import matmul
+from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
 _TOKENS: tuple[Dim, ...] = (BATCH, SEQ_SP)
@@ -18,12 +18,18 @@ _FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3"})
 """Models whose router computes in fp32 from the stream on."""
 
 
-def flat(tape: Tape, source: Value) -> Value:
-    """The stream as rows: (tokens, hidden)."""
-    name = f"{source.name}.rows"
-    if name in tape.values:
-        return tape[name]
-    return tape.view(source, name)
+NAMED = ("router.logits", "router.indices", "scores")
+"""What the router returns; the frame of the whole mixture names it to its end."""
+
+
+def called(family: str, ops: tuple[Op, ...]) -> Iterator[Op]:
+    """The order of the layer code: qwen2_moe runs its shared expert before the router, and its gate after the experts."""
+    early = [op for op in ops if family in SHARED_ON_ROWS and op.module == SHARED and op.kind != "shared_gate"]
+    for op in ops:
+        if op.kind == "router":
+            yield from early
+        if op not in early:
+            yield op
 
 
 def router(tape: Tape, op: Op) -> Value:
@@ -34,21 +40,16 @@ def router(tape: Tape, op: Op) -> Value:
         return _fp32_router(tape, op, source)
     param = op.params[0]
     logits = Value("router.logits", (*_TOKENS, "router"), tape.context.compute)
-    matmul(tape, logits.name, source, [(param.name, param.dims)], logits)
-    tape.steps[-1] = replace(tape.steps[-1], view_grads=())  # rows, not sequences: the gradient is no view
+    matmul(tape, logits.name, source, [(param.name, param.dims)], logits, rows=True)
     wide = tape.cast(logits, "fp32", "router.fp32")
     probs = Value("router.probs", wide.dims, "fp32")
     tape.emit(probs.name, (wide,), probs, what="routing probabilities", saves=(probs,))
     best = _top_k(tape, probs)
-    dtype = "fp32" if tape.family == "mixtral" else logits.dtype
-    scores = Value("scores", best.dims, dtype)
-    if tape.family == "qwen2_moe":
-        tape.cast(best, dtype, scores.name)
-    else:
-        normalised = _sum_to_one(tape, best, scores.name if dtype == "fp32" else "router.best_normalised")
-        tape.cast(normalised, dtype, scores.name)
-    tape.define(scores)
-    tape.hold(best)
+    named = best  # by the router's frame; what is normalised in place is the same tensor
+    if op.attrs["normed"]:
+        best = _sum_to_one(tape, best, "router.best_normalised")
+    scores = tape.cast(best, "fp32" if tape.family == "mixtral" else logits.dtype, "scores")
+    tape.hold(named)
     return scores
 
 
@@ -213,23 +214,16 @@ def combine(tape: Tape, op: Op) -> Value:
         tape.cast(final, output.dtype, output.name)
     names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
     tape.hold(ordered, final, rows, source, order, tape["rows"], *(tape[name] for name in names if name in tape.values))
-    _hold_router(tape)
     return tape.define(output)
-
-
-def _hold_router(tape: Tape) -> None:
-    for name in ("router.logits", "router.indices", "scores"):
-        if name in tape.values:
-            tape.hold(tape[name])
 
 
 def shared_gate(tape: Tape, op: Op) -> Value:
     """sigmoid(gate(x)) * shared expert's output (models/qwen2_moe/modeling_qwen2_moe.py)."""
     tape.module = op.module
-    source, shared = (tape[name] for name in op.inputs)
+    source, shared = flat(tape, tape[op.inputs[0]]), tape[op.inputs[1]]
     param = op.params[0]
     raw = Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute)
-    matmul(tape, raw.name, source, [(param.name, param.dims)], raw)
+    matmul(tape, raw.name, source, [(param.name, param.dims)], raw, rows=True)
     gate = Value("shared_gate.sigmoid", raw.dims, raw.dtype)
     tape.emit(gate.name, (raw,), gate, saves=(gate,))
     output = tape.like(op.outputs[0], shared.dtype)

@@ -94,6 +94,7 @@ def _routed(experts: Experts, source: str) -> list[Op]:
             inputs=(source,),
             outputs=(Tensor(name="scores", dims=(BATCH, SEQ_SP, "top_k"), elements="fp32"),),
             params=tuple(params),
+            attrs=FrozenMap({"normed": experts.normed}),
             module="moe",
         ),
         Op(

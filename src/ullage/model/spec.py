@@ -9,7 +9,10 @@ from ullage.frozen import frozen
 
 @frozen
 class Experts:
-    """A mixture of experts: ``dense_layers`` leading layers (and those off the frequency) stay dense."""
+    """A mixture of experts: ``dense_layers`` leading layers (and those off the frequency) stay dense.
+
+    normed: a token's routing weights are made to sum to one (config.json's norm_topk_prob).
+    """
 
     count: int
     top_k: int
@@ -17,6 +20,7 @@ class Experts:
     shared_ffn: int = 0
     shared_gate: bool = False
     dense_layers: tuple[int, ...] = ()  # indices of layers without experts
+    normed: bool = True
     router_bias: bool = False
     expert_bias: bool = False
     score_bias: bool = False  # a buffer that balances the load without a loss (DeepSeek-V3's e_score_correction_bias)

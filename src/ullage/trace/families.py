@@ -44,7 +44,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "cohere": COMMON,
     "glm": COMMON,
     "mixtral": {**COMMON, "num_local_experts": 4},
-    "qwen3_moe": {**COMMON, **_MOE},
+    "qwen3_moe": {**COMMON, **_MOE, "norm_topk_prob": True},
     "qwen2_moe": {**COMMON, **_MOE, "shared_expert_intermediate_size": 80},
     "olmoe": {**COMMON, **_MOE},
 }

@@ -16,5 +16,6 @@ def spec(keys: Keys) -> DecoderSpec:
         count=keys.size("num_experts", "num_local_experts", default=64),
         top_k=keys.size("num_experts_per_tok", default=8),
         ffn=base.ffn,
+        normed=keys.flag("norm_topk_prob", default=False),
     )
     return replace(base, qk_norm="all", qkv_bias=bias, out_bias=bias, experts=experts)

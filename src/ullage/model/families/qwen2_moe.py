@@ -21,6 +21,7 @@ def spec(keys: Keys) -> DecoderSpec:
             ffn=keys.size("moe_intermediate_size", default=1408),
             shared_ffn=keys.size("shared_expert_intermediate_size", default=5632),
             shared_gate=True,
+            normed=keys.flag("norm_topk_prob", default=False),
             dense_layers=qwen3_moe.without_experts(keys, base.layers),
         ),
     )

@@ -25,6 +25,7 @@ def spec(keys: Keys) -> DecoderSpec:
             count=keys.size("num_experts", "num_local_experts", default=128),
             top_k=keys.size("num_experts_per_tok", default=8),
             ffn=keys.size("moe_intermediate_size", default=768),
+            normed=keys.flag("norm_topk_prob", default=False),
             dense_layers=without_experts(keys, base.layers),
         ),
     )
