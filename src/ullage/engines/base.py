@@ -10,6 +10,7 @@ from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job
+from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
 from ullage.memory.rank import Rank
@@ -131,6 +132,14 @@ def sized(
         provenance=provenance,
         stream=stream,
     )
+
+
+def registered(context: Context) -> list[Item]:
+    """The buffers that the model registers, each an allocation of its own."""
+    return [
+        Item(category="buffers", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives="the whole run")
+        for one in stacks.buffers(context)
+    ]
 
 
 def workspace(found: Overhead) -> Item:

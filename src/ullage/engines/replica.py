@@ -1,4 +1,4 @@
-"""A step of training on a whole replica of the model: what single, ddp and zero1 share.
+"""A step of training on a whole replica of the model: what single, ddp, zero1 and tensor parallelism alone share.
 
 Forward, the end of its autocast context, backward; micro-batch after micro-batch; then clipping, the optimizer and zero_grad.
 """
@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import context_of, sized, workspace
+from ullage.engines.base import Account, context_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
 from ullage.job.job import Job
-from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.kernels.transformers_loss import version_of
 from ullage.memory import chunk as chunks
@@ -67,11 +66,7 @@ def beside(job: Job, context: Context) -> list[Item]:
     cublas = workspace(overheads.cublas_workspace_bytes(job.cluster.device))
     batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
     inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
-    tables = [
-        Item(category="buffers", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives="the whole run")
-        for one in stacks.buffers(context)
-    ]
-    return [inputs, *tables, cublas]
+    return [inputs, *registered(context), cublas]
 
 
 def master(job: Job, rank: Rank) -> list[Item]:
@@ -198,6 +193,30 @@ class ReplicaStep:
         if self.keeps:
             nodes.append(Sequence([free(item, count) for item, count in self.gradients()], "zero_grad"))
         return nodes
+
+
+def plain(job: Job, graph: Graph, rank: Rank) -> Account:
+    """A replica that nothing wraps: gradients accumulate in ``.grad`` until zero_grad."""
+    context = context_of(job, graph)
+    groups = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
+    moments = states(job, groups)
+    on_host = job.offload.optimizer != "none"
+    held = [parameters(rank, job.precision.params), *master(job, rank), *beside(job, context)]
+    in_backward = GradRule(mode="add", temporaries=optimizers.temporaries(job.optimizer))
+    step = ReplicaStep(
+        job=job,
+        graph=graph,
+        rank=rank,
+        replayer=replayer_of(job, graph),
+        groups=groups,
+        rules=(lambda _micro_batch: in_backward) if steps_in_backward(job) else keep,
+    )
+    return Account(
+        static=(*((item, 1) for item in held if item.bytes), *(() if on_host else moments)),
+        step=step.program(),
+        late=() if on_host else tuple(item for item, _ in moments),
+        host_bytes=sum(item.bytes * count for item, count in moments) if on_host else 0,
+    )
 
 
 def states(job: Job, groups: tuple[Group, ...]) -> tuple[tuple[Item, int], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ullage.kernels import transformers_parallel as parallel
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, WeightGrad
 from ullage.model.graph import SEQ, Dim, Op
@@ -14,7 +15,7 @@ def linear(tape: Tape, op: Op) -> Value:
     """One nn.Linear."""
     tape.module = op.module
     rows = op.module == SHARED and tape.family in SHARED_ON_ROWS
-    source = flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]]
+    source = parallel.entering(tape, op, flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]])
     params = [(param.name, param.dims) for param in op.params]
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
@@ -23,7 +24,9 @@ def linear(tape: Tape, op: Op) -> Value:
     if op.name in _SCALES.get(tape.family, ()):
         raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
-    return matmul(tape, op.name, source, params, output, rows=rows)
+    made = parallel.part(tape, op.name, output, reduced=op.attrs["parallel"] == "row")
+    matmul(tape, op.name, source, params, made, rows=rows)
+    return parallel.leaving(tape, op.name, made, output)
 
 
 SHARED = "shared_experts"
@@ -111,15 +114,17 @@ def embedding(tape: Tape, op: Op) -> Value:
     rotary = _rotary_tables(tape, op)
     if len(tables) == 1:
         param = tables[0]
-        return tape.emit(
+        made = parallel.part(tape, op.name, output, reduced=True)
+        tape.emit(
             op.name,
             (),
-            output,
+            made,
             what="embedding output",
             beside=rotary,
             saves=[table.name for table in rotary],
             weights=(tape.weight(param.name, param.dims),),
         )
+        return parallel.leaving(tape, op.name, made, output)
     assert not rotary, op.name
     total: Value | None = None
     for index, param in enumerate(tables):

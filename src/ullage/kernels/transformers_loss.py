@@ -6,6 +6,7 @@ import re
 
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Context
+from ullage.kernels.transformers_parallel import gathered
 from ullage.model.graph import BATCH, SEQ, Op
 
 NEWEST = (5, 24)
@@ -26,7 +27,7 @@ def loss(tape: Tape, op: Op) -> Value:
     context = tape.context
     tape.module = "loss"
     version = version_of(context)
-    logits = tape[op.inputs[0]]
+    logits = gathered(tape, tape[op.inputs[0]])
     if op.attrs["softcap"]:
         logits = _softcap(tape, logits)
     upcast = version >= (4, 31) and context.option("logits_upcast", True) is not False
@@ -44,7 +45,7 @@ def loss(tape: Tape, op: Op) -> Value:
 
 def _shifted(tape: Tape, logits: Value) -> Value:
     """logits[..., :-1, :].contiguous(): a copy, except of a single sequence, whose rows are contiguous already."""
-    dims = (BATCH, tape.context.size(SEQ) - 1, "vocab")
+    dims = (BATCH, tape.context.size(SEQ) - 1, logits.dims[-1])
     cut = tape.view(logits, "logits.cut", dims, copies=True)
     if tape.context.size(BATCH) == 1:
         return cut

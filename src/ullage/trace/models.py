@@ -6,7 +6,7 @@ checkpoint read, and no code of the model's own (``auto_map``) run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,11 +16,10 @@ from torch import nn
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.job import Job
 from ullage.trace.run import Factory
+from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimizer_of, unsynced, wrapped
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "eager": "eager"}
-_IMPLS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
-_ENGINES = ("single", "ddp", "fsdp2")
+_ENGINES = ("single", "ddp", "zero1", "fsdp2")
 _REMEDY = "write a factory (ullage trace module:function), which may do anything that torch can"
 
 
@@ -35,7 +34,8 @@ def _refuse(job: Job) -> None:
     refused: dict[str, object] = {
         "stack": job.stack if job.stack != "transformers" else None,
         "engine.name": job.engine.name if job.engine.name not in _ENGINES else None,
-        "layout.tp": layout.tp if layout.tp > 1 else None,
+        "engine.shard_group": job.engine.shard_group if job.engine.shard_group not in (None, layout.dp) else None,
+        "layout.sp": "true" if layout.sp else None,
         "layout.pp": layout.pp if layout.pp > 1 else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
@@ -45,7 +45,7 @@ def _refuse(job: Job) -> None:
         "lora": "set" if job.lora is not None else None,
         "freeze": "set" if job.freeze else None,
         "compile": "true" if job.compile else None,
-        "optimizer": job.optimizer.name if job.optimizer.name not in ("adamw", "adam", "sgd") else None,
+        "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
         "optimizer.state": "8bit" if job.optimizer.state == "8bit" else None,
         "offload": "set" if {job.offload.optimizer, job.offload.params, job.offload.activations} != {"none"} else None,
         "precision.master": precision.master if precision.master not in (None, precision.params) else None,
@@ -117,12 +117,6 @@ def _recompute(job: Job, model: Any) -> None:
         raise Unsupported("is not in the transformers that is installed", key="recompute.every", value=every)
 
 
-def layers_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks that FSDP wraps: transformers names their classes in ``_no_split_modules``."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return (module for module in model.modules() if type(module).__name__ in names)
-
-
 def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:
     shape = (job.data.micro_batch, job.data.seq_len)
     ids = torch.randint(0, vocab, shape)
@@ -135,66 +129,31 @@ def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:
 
 
 def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
-    model = build(job)
-    wrapped = _wrapped(job, model)
-    optimizer = _optimizer(job, wrapped)
-    batch = batch_of(job, model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    mesh = mesh_of(job)
+    with torch.device("meta") if job.layout.tp > 1 else nullcontext():
+        bare = build(job)
+    if job.layout.tp > 1:
+        cut(bare, mesh["tp"])
+    model = wrapped(job, bare, mesh)
+    optimizer = optimizer_of(job, model)
+    batch = batch_of(job, bare.config.vocab_size)  # type: ignore[union-attr, arg-type]
 
     def step() -> None:
         for number in range(job.data.grad_accum):
-            with _unsynced(job, wrapped, last=number == job.data.grad_accum - 1):
+            with unsynced(job, model, last=number == job.data.grad_accum - 1):
                 with _autocast(job):
-                    loss = wrapped(**batch, use_cache=False).loss
+                    loss = model(**batch, use_cache=False).loss
                 loss.backward()
                 del loss
         if job.grad_clip:
-            torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+            clip(model)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return wrapped, optimizer, step
+    return model, optimizer, step
 
 
 def _autocast(job: Job) -> AbstractContextManager[Any]:
     if not job.precision.autocast:
         return nullcontext()
     return torch.autocast("cpu", dtype=DTYPES[job.precision.compute])
-
-
-def _unsynced(job: Job, model: Any, *, last: bool) -> AbstractContextManager[Any]:
-    """Gradients are reduced in the last micro-batch alone, as DDP's no_sync does; FSDP2 reduces in each."""
-    if job.engine.name == "ddp" and job.layout.dp > 1 and not last:
-        context: AbstractContextManager[Any] = model.no_sync()
-        return context
-    return nullcontext()
-
-
-def _wrapped(job: Job, model: nn.Module) -> nn.Module:
-    if job.layout.dp == 1:
-        return model
-    if job.engine.name == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
-
-        return DistributedDataParallel(model)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    precision = job.precision
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
-    mesh = init_device_mesh("cpu", (job.layout.dp,))
-    if job.engine.shard_group not in (None, job.layout.dp):
-        raise Unsupported(
-            "is not traced from a job", key="engine.shard_group", value=job.engine.shard_group, remedy=_REMEDY
-        )
-    resharded = job.engine.zero_stage == 3
-    for layer in layers_of(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=resharded)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=resharded)
-    return model
-
-
-def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    kind = kinds[job.optimizer.name]
-    made: torch.optim.Optimizer = kind(model.parameters(), lr=1e-4, **_IMPLS[job.optimizer.impl])
-    return made

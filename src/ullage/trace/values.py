@@ -23,9 +23,14 @@ _MAKERS = ("arange", "linspace", "zeros", "ones", "full", "randint", "scalar_ten
 
 _ASK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
+_WAIT = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+"""Its fake kernel returns a new tensor, the real one the tensor that it is given."""
+
 
 def follow(func: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
     """Runs an op on fake tensors and, where the values of all that it reads are known, on those too."""
+    if func is _WAIT:
+        return args[0]
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     known = all(value(tensor) is not None for tensor in tensors) if tensors else _makes_values(func)
     if not known:

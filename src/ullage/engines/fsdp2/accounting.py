@@ -14,6 +14,7 @@ from ullage.engines.fsdp2.policy import Units, units_of
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
+from ullage.engines.replica import plain
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
 from ullage.job.job import Job
@@ -43,9 +44,16 @@ def _refuse(job: Job) -> None:
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     _refuse(job)
-    replayer = Replayer(context=_context(job, graph), recompute=job.recompute, early_stop=_early_stop(job))
+    if _is_unwrapped(job):
+        return replace(plain(_autocast(job), graph, rank), groups=_groups(job))
+    context = _context(job, graph)
+    replayer = Replayer(context=context, recompute=job.recompute, early_stop=_early_stop(job))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
-    static = [*states(job, rank, units), *beside(job, _rotary_dim(graph)), *_receive_buffers(job, rank, replayer)]
+    static = [
+        *states(job, rank, units),
+        *beside(job, context, _rotary_dim(graph)),
+        *_receive_buffers(job, rank, replayer),
+    ]
     step = _Step(job=job, graph=graph, rank=rank, replayer=replayer, units=units)
     return Account(
         static=tuple((item, count) for item, count in static if item.bytes and count),
@@ -53,6 +61,18 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         late=tuple(item for item, _ in static if item.category == "optimizer"),
         groups=_groups(job),
     )
+
+
+def _is_unwrapped(job: Job) -> bool:
+    """Whether one data-parallel rank is left as it is: accelerate wraps in FSDP where there are shards."""
+    layout = job.layout
+    return job.stack == "transformers" and layout.tp > 1 and layout.dp == layout.cp == layout.pp == 1
+
+
+def _autocast(job: Job) -> Job:
+    """Without FSDP's policy, mixed precision is autocast's."""
+    precision = job.precision
+    return replace(job, precision=replace(precision, autocast=precision.params != precision.compute))
 
 
 def _context(job: Job, graph: Graph) -> Context:

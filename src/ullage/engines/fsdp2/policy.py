@@ -14,18 +14,21 @@ from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
 
 SEPARATE_ENDS_SINCE = "2025-07-28"
+LOSS_INSIDE = ("transformers", "liger", "unsloth")
+"""Stacks whose model is given the labels and returns the loss."""
 
 
 @frozen
 class Units:
     """root: gathered through the whole forward and backward. of: a block's own unit, by name.
 
-    last_stays: the last layer does not reshard.
+    last_stays: the last layer does not reshard. loss_inside: the loss is computed inside of the root's forward.
     """
 
     root: Unit | None
     of: dict[str, Unit]
     last_stays: bool = False
+    loss_inside: bool = False
 
     def unit(self, block: Block) -> Unit | None:
         return self.of.get(block.name)
@@ -75,7 +78,12 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     root = build(name=ROOT, shapes=tuple(rest), types=types, reshards=False) if rest else None
     # gathered again at once in the backward, so torchtitan once kept the last layer
     keeps_last = job.stack == "torchtitan" and job.engine.name == "fsdp2" and not ends_are_separate(job)
-    return Units(root=root, of=of, last_stays=reshards and policy == "default" and keeps_last)
+    return Units(
+        root=root,
+        of=of,
+        last_stays=reshards and policy == "default" and keeps_last,
+        loss_inside=job.stack in LOSS_INSIDE,
+    )
 
 
 def _flat_unit(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer
-from ullage.engines.base import sized, workspace
+from ullage.engines.base import registered, sized, workspace
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
 from ullage.hardware import overheads
 from ullage.job.job import Job
+from ullage.kernels.step import Context
 from ullage.memory.program import EMPTY, Item, Node, Sequence, round_up
 from ullage.memory.rank import Rank
 
@@ -61,34 +62,20 @@ def _shard(shape: Shape, dtype: str) -> Item:
     )
 
 
-def beside(job: Job, head_dim: int) -> list[Counted]:
+def beside(job: Job, context: Context, head_dim: int) -> list[Counted]:
     """Batch, rotary table, cuBLAS workspace."""
-    data, layout = job.data, job.layout
-    tokens = data.seq_len * data.micro_batch
-    return [
-        (
-            sized(
-                "input",
-                "token ids and labels",
-                2 * tokens,
-                "int64",
-                why="the whole sequence before context parallelism",
-            ),
-            1,
-        ),
-        (
-            sized(
-                "buffers",
-                "rotary table",
-                data.seq_len * head_dim,
-                "fp32",
-                shards=layout.cp,
-                why="complex64, half the head",
-            ),
-            1,
-        ),
-        (workspace(overheads.cublas_workspace_bytes(job.cluster.device)), 1),
-    ]
+    tokens = job.data.seq_len * job.data.micro_batch
+    inputs = sized(
+        "input", "token ids and labels", 2 * tokens, "int64", why="the whole sequence before context parallelism"
+    )
+    cublas = workspace(overheads.cublas_workspace_bytes(job.cluster.device))
+    tables = registered(context) if job.stack == "transformers" else [_complex_rotary_table(job, head_dim)]
+    return [(inputs, 1), *((table, 1) for table in tables), (cublas, 1)]
+
+
+def _complex_rotary_table(job: Job, head_dim: int) -> Item:
+    numel = job.data.seq_len * head_dim
+    return sized("buffers", "rotary table", numel, "fp32", shards=job.layout.cp, why="complex64, half the head")
 
 
 def optimizer_step(job: Job, rank: Rank, units: list[Units]) -> Node:

@@ -111,8 +111,8 @@ class ShardedWrap(Wrap):
             nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
             nodes += [*copy_out(unit), *drop([unit.staging])]
         fetch = self._prefetch(following, element)
-        if element.block.role == "head":
-            # the gather ahead follows the loss's own backward, which is by far the larger part of this node
+        if element.block.role == "head" and not self.units.loss_inside:
+            # the root's output is the logits: the gather ahead follows the loss's own backward, by far the larger part of this node
             nodes += [program.backward, *fetch]
         else:
             nodes += [*fetch, program.backward]

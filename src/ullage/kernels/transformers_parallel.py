@@ -1,0 +1,43 @@
+"""Tensor parallelism of transformers' models: what DTensor does around a linear layer or an embedding (distributed/tensor_parallel.py).
+
+Column: the input is whole on every rank, and its gradient, a part on each, is all-reduced. Row and the embedding, cut by words: the
+output is a part on each rank and is all-reduced. The head's logits are gathered. Functional collectives write new tensors.
+
+Fused projections, experts and several embedding tables are computed without these copies: transformers' plans cut them in other ways.
+"""
+
+from __future__ import annotations
+
+from ullage.kernels.eager import Tape, Value
+from ullage.model.graph import Op
+
+
+def entering(tape: Tape, op: Op, source: Value) -> Value:
+    """What a layer reads: of a column-wise one, the same tensor, whose gradient is all-reduced into a new one."""
+    if tape.context.tp == 1 or op.attrs["parallel"] != "column":
+        return source
+    return tape.view(source, f"{op.name}.replicated", copies=True)
+
+
+def part(tape: Tape, name: str, output: Value, *, reduced: bool) -> Value:
+    """What a layer itself makes: ``output``, or this rank's term of it."""
+    return Value(f"{name}.partial", output.dims, output.dtype) if tape.context.tp > 1 and reduced else output
+
+
+def leaving(tape: Tape, name: str, made: Value, output: Value) -> Value:
+    """The all-reduced output where ``made`` is a term of it; the gradient is whole on every rank already."""
+    if made is output:
+        return output
+    return tape.emit(f"{name}.all_reduce", (made,), output, what=f"{name} output, all-reduced", passes=(made,))
+
+
+def gathered(tape: Tape, logits: Value) -> Value:
+    """Whole logits: the all-gather stacks the ranks' parts, which are then joined along the words."""
+    tp = tape.context.tp
+    if tp == 1:
+        return logits
+    whole = Value(f"{logits.name}.whole", (*logits.rows, tape.context.size(logits.dims[-1]) * tp), logits.dtype)
+    stacked = tape.scratch(f"{logits.name}.stacked", whole)
+    tape.emit(whole.name, (logits,), whole, what="logits of all words", scratch=(stacked,))
+    tape.values[logits.name] = whole
+    return whole

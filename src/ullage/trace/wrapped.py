@@ -1,0 +1,143 @@
+"""A job's engine around its model, as the libraries' own code builds it: tensor parallelism, DDP, FSDP2, the optimizer, clipping.
+
+Tensor parallelism is transformers' (distributed/tensor_parallel.py): DTensor parameters by the model's own plan, made on the meta
+device and given memory once they are cut, as from_pretrained does. FSDP2 wraps what accelerate wraps: each layer, then the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import Unsupported
+from ullage.job.job import Job
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_IMPLS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+_OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+OPTIMIZERS = tuple(_OPTIMIZERS)
+
+
+def mesh_of(job: Job) -> Any:
+    """The device mesh of a job: dimensions dp and tp, where they are more than one rank; None for DDP and its like."""
+    sizes = {name: size for name, size in (("dp", job.layout.dp), ("tp", job.layout.tp)) if size > 1}
+    if job.engine.name != "fsdp2" or not sizes:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def cut(model: Any, mesh: Any) -> None:
+    """Cuts a model that is on the meta device by its own plan of tensor parallelism, and gives it memory."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    try:
+        plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
+    except ValueError as error:
+        raise Unsupported(f"has no plan in transformers: {error}", key="layout.tp", value=mesh.size()) from None
+    for name in model.all_tied_weights_keys:  # each is cut by itself, and tied again
+        place, _, param = name.rpartition(".")
+        module = model.get_submodule(place)
+        module._parameters[param] = nn.Parameter(torch.empty_like(module._parameters[param]))
+    apply_tensor_parallelism(model, mesh, plan)
+    _allocate(model)
+    model.tie_weights()
+
+
+def _allocate(model: nn.Module) -> None:
+    """Each parameter and buffer of a model on the meta device as a tensor of its own; tied ones stay one."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                empty = made.setdefault(id(param), None) or nn.Parameter(torch.empty_like(param, device="cpu"))
+                made[id(param)] = module._parameters[name] = empty
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+
+
+def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
+    """The model under its engine's data parallelism."""
+    if job.layout.dp == 1:
+        return model
+    if job.engine.name != "fsdp2":
+        from torch.nn.parallel import DistributedDataParallel
+
+        views = bool(job.engine.options.get("gradient_as_bucket_view", False))
+        return DistributedDataParallel(model, gradient_as_bucket_view=views)
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    precision = job.precision
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
+    resharded = job.engine.zero_stage == 3
+    for module in (*layers_of(model), model):
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=resharded)
+    return model
+
+
+def layers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks that FSDP wraps: transformers names their classes in ``_no_split_modules``."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def unsynced(job: Job, model: Any, *, last: bool) -> AbstractContextManager[Any]:
+    """Gradients are reduced in the last micro-batch alone, as accelerate does (Accelerator.no_sync), unless sync_each_batch."""
+    if job.layout.dp == 1 or last:
+        return nullcontext()
+    if job.engine.name == "fsdp2":
+        return nullcontext() if job.engine.options.get("sync_each_batch") else _unreduced(model)
+    context: AbstractContextManager[Any] = model.no_sync()
+    return context
+
+
+@contextmanager
+def _unreduced(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    """One group of parameters for each mesh, as transformers' Trainer makes them: DTensors of two cannot be stepped together."""
+    kind = _OPTIMIZERS[job.optimizer.name]
+    settings: dict[str, Any] = {"lr": 1e-4, **_IMPLS[job.optimizer.impl]}
+    if job.optimizer.name == "sgd":
+        settings["momentum"] = job.engine.options.get("momentum") or 0.0
+    if job.engine.name == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        zero: torch.optim.Optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, **settings)
+        return zero
+    made: torch.optim.Optimizer = kind([{"params": group} for group in _by_mesh(model)], **settings)
+    return made
+
+
+def clip(model: nn.Module) -> None:
+    """Clips to a norm over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``)."""
+    groups = _by_mesh(model)
+    if len(groups) == 1:
+        torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
+        return
+    norms = [torch.nn.utils.get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
+    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+
+
+def _by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for param in model.parameters():
+        groups[getattr(param, "device_mesh", None)].append(param)
+    return list(groups.values())
