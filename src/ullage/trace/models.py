@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ullage.engines.fsdp2.policy import unwrapped
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.job import Job
 from ullage.trace.run import Factory
@@ -26,7 +27,8 @@ _REMEDY = "write a factory (ullage trace module:function), which may do anything
 def factory_of(job: Job) -> Factory:
     """Raises Unsupported for what a job can say and this builds not; a factory of one's own may do all that torch can."""
     _refuse(job)
-    return lambda: _built(job)
+    alone = unwrapped(job) if job.engine.name == "fsdp2" else None
+    return lambda: _built(alone or job)
 
 
 def _refuse(job: Job) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines.base import Account, context_of
-from ullage.engines.fsdp2.policy import Units, units_of
+from ullage.engines.fsdp2.policy import Units, units_of, unwrapped
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
@@ -44,8 +44,9 @@ def _refuse(job: Job) -> None:
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     _refuse(job)
-    if _is_unwrapped(job):
-        return replace(plain(_autocast(job), graph, rank), groups=_groups(job))
+    alone = unwrapped(job)
+    if alone is not None:
+        return replace(plain(alone, graph, rank), groups=_groups(job))
     context = _context(job, graph)
     replayer = Replayer(context=context, recompute=job.recompute, early_stop=_early_stop(job))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
@@ -61,18 +62,6 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         late=tuple(item for item, _ in static if item.category == "optimizer"),
         groups=_groups(job),
     )
-
-
-def _is_unwrapped(job: Job) -> bool:
-    """Whether one data-parallel rank is left as it is: accelerate wraps in FSDP where there are shards."""
-    layout = job.layout
-    return job.stack == "transformers" and layout.tp > 1 and layout.dp == layout.cp == layout.pp == 1
-
-
-def _autocast(job: Job) -> Job:
-    """Without FSDP's policy, mixed precision is autocast's."""
-    precision = job.precision
-    return replace(job, precision=replace(precision, autocast=precision.params != precision.compute))
 
 
 def _context(job: Job, graph: Graph) -> Context:

@@ -6,6 +6,8 @@ own with pytorch/torchtitan commit of 2025-07-28; before, they were what was lef
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.frozen import frozen
@@ -32,6 +34,17 @@ class Units:
 
     def unit(self, block: Block) -> Unit | None:
         return self.of.get(block.name)
+
+
+def unwrapped(job: Job) -> Job | None:
+    """The job as it runs where there are no shards and accelerate wraps nothing: tensor parallelism alone. None: FSDP wraps it.
+
+    Without FSDP's policy, mixed precision is autocast's.
+    """
+    layout, precision = job.layout, job.precision
+    if job.stack != "transformers" or layout.tp == 1 or not layout.dp == layout.cp == layout.pp == 1:
+        return None
+    return replace(job, precision=replace(precision, autocast=precision.params != precision.compute))
 
 
 def types_of(job: Job) -> Types:
