@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ullage.kernels import transformers_parallel as parallel
-from ullage.kernels.eager import Tape, Value
+from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, WeightGrad
-from ullage.model.graph import SEQ, Dim, Op
+from ullage.kernels.transformers_rope import INTERLEAVES, table_dtype
+from ullage.model.graph import BATCH, SEQ, Dim, Op
 
 
 def linear(tape: Tape, op: Op) -> Value:
@@ -106,46 +107,50 @@ def _is_bias(param: str) -> bool:
     return param.endswith(".bias")
 
 
+_BATCHED_POSITIONS = frozenset({"opt"})
+"""Models that count positions along the attention mask, sequence by sequence."""
+
+
 def embedding(tape: Tape, op: Op) -> Value:
-    """The look-up; learned positions and token types are looked up and added."""
+    """The look-up; learned positions and token types are looked up and added. A look-up saves its indices (token ids are the batch)."""
     tape.module = "embedding"
     output = tape.like(op.outputs[0], tape.weight_dtype)
     tables = op.params
     rotary = _rotary_tables(tape, op)
-    if len(tables) == 1:
-        param = tables[0]
-        made = parallel.part(tape, op.name, output, reduced=True)
-        tape.emit(
-            op.name,
-            (),
-            made,
-            what="embedding output",
-            beside=rotary,
-            saves=[table.name for table in rotary],
-            weights=(tape.weight(param.name, param.dims),),
-        )
-        return parallel.leaving(tape, op.name, made, output)
-    assert not rotary, op.name
+    assert len(tables) == 1 or not rotary, op.name
     total: Value | None = None
     for index, param in enumerate(tables):
-        dims = output.dims if index == 0 else (1, *output.dims[1:])
+        is_last = index == len(tables) - 1
         name = f"{op.name}.{param.name.split('.')[0]}"
-        looked = tape.emit(name, (), Value(name, dims, output.dtype), weights=(tape.weight(param.name, param.dims),))
+        rows = BATCH if index == 0 or tape.family in _BATCHED_POSITIONS else 1
+        looked = parallel.part(tape, op.name, output, reduced=True)
+        if len(tables) > 1:
+            looked = Value(name, (rows, *output.dims[1:]), output.dtype)
+        saved = rotary if index == 0 else (tape.context.buffer(f"{name}.indices", (rows, SEQ), "int64", "positions"),)
+        tape.emit(
+            looked.name,
+            (),
+            looked,
+            what="embedding output",
+            beside=saved,
+            saves=[one.name for one in saved],
+            weights=(tape.weight(param.name, param.dims),),
+        )
         if total is None:
             total = looked
         else:
-            out = output if index == len(tables) - 1 else Value(f"{name}.sum", output.dims, output.dtype)
+            out = output if is_last else Value(f"{name}.sum", output.dims, output.dtype)
             total = tape.add(total, looked, out, "embedding output")
     assert total is not None
-    return total
+    return total if len(tables) > 1 else parallel.leaving(tape, op.name, total, output)
 
 
 def _rotary_tables(tape: Tape, op: Op) -> tuple[Buffer, ...]:
     """cos and sin of every position, in the stream's type; saved by the rotary embeddings of all layers (here: to the backward's end)."""
     size = op.attrs.get("rotary")
-    if not isinstance(size, int) or not size:
+    if not isinstance(size, int) or not size or tape.family in INTERLEAVES:  # whose layers save tables of their own
         return ()
-    dtype = tape.weight_dtype
+    dtype = promote(tape.weight_dtype, table_dtype(tape))
     return tuple(
         tape.context.buffer(f"rotary.{which}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")
         for which in ("cos", "sin")

@@ -19,7 +19,7 @@ def version_of(context: Context) -> tuple[int, int]:
 
 
 def loss(tape: Tape, op: Op) -> Value:
-    """The logits stay named by the caller to the end of the loss.
+    """The logits stay named by the caller to the end of the loss, and so does the model's output, the normed stream.
 
     up to 4.30: no upcast (autocast runs cross entropy in fp32 all the same); 4.31 to 4.45: the model's own logits become fp32; from
     4.46 the loss casts while the caller keeps the 16-bit ones; up to 4.48 logits are shifted and copied, later the labels are padded.
@@ -27,7 +27,7 @@ def loss(tape: Tape, op: Op) -> Value:
     context = tape.context
     tape.module = "loss"
     version = version_of(context)
-    logits = gathered(tape, tape[op.inputs[0]])
+    logits = _scaled(tape, gathered(tape, tape[op.inputs[0]]))
     if op.attrs["softcap"]:
         logits = _softcap(tape, logits)
     upcast = version >= (4, 31) and context.option("logits_upcast", True) is not False
@@ -35,12 +35,22 @@ def loss(tape: Tape, op: Op) -> Value:
     shifts = version < (4, 49)
     named = _shifted(tape, wide) if shifts else wide
     scored = tape.cast(named, "fp32", "logits.autocast") if context.autocast else named
+    if not shifts:
+        _padded_labels(tape)
     result = _cross_entropy(tape, op, scored)
-    tape.hold(named)
-    tape.hold(wide)
+    tape.hold(named, wide, *(tape[name] for name in _NAMED if name in tape.values))
     if version >= (4, 46) or not upcast:
         tape.hold(logits)
     return _converted(tape, op, result, logits)
+
+
+_NAMED = ("head_in", "labels.padded")
+_SCALES = frozenset({"cohere", "granite"})
+"""Models that multiply or divide the logits by a number, by 1 too."""
+
+
+def _scaled(tape: Tape, logits: Value) -> Value:
+    return tape.scale(logits, "logits.scaled") if tape.family in _SCALES else logits
 
 
 def _shifted(tape: Tape, logits: Value) -> Value:
@@ -52,6 +62,12 @@ def _shifted(tape: Tape, logits: Value) -> Value:
     return tape.emit(
         "logits.shifted", (cut,), Value("logits.shifted", dims, logits.dtype), what="shifted logits", passes=(cut,)
     )
+
+
+def _padded_labels(tape: Tape) -> None:
+    """One more label a sequence, so that the shift leaves as many as there are logits."""
+    dims = (BATCH, tape.context.size(SEQ) + 1)
+    tape.emit("labels.padded", (), Value("labels.padded", dims, "int64"), what="padded labels")
 
 
 def _cross_entropy(tape: Tape, op: Op, logits: Value) -> Value:

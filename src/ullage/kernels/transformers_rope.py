@@ -9,7 +9,7 @@ from ullage.model.graph import SEQ, Dim, Op, Tensor
 
 JOINS = frozenset({"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe"})
 """Models that cut heads into a turned and an unturned part and join them again, even where nothing is unturned."""
-_INTERLEAVES = frozenset({"glm", "glm4"})
+INTERLEAVES = frozenset({"glm", "glm4"})
 """Models whose every layer repeats cos and sin for the two elements of a pair."""
 _WIDENS = frozenset({"cohere"})
 """Models that turn in fp32."""
@@ -17,10 +17,18 @@ _NARROWS = frozenset({"cohere", "olmo2"})
 """Models that cast the result back into the type of q and k."""
 
 
+_FP32_TABLES = frozenset({"olmo2"})
+"""Models whose cos and sin stay in fp32; the others' come in the residual stream's type."""
+
+
+def table_dtype(tape: Tape) -> str:
+    return "fp32" if tape.family in _FP32_TABLES else tape.context.residual
+
+
 def rope(tape: Tape, op: Op) -> None:
     """q and k, which the calling frame names until both are done."""
     tape.module = "rope"
-    if tape.family in _INTERLEAVES:
+    if tape.family in INTERLEAVES:
         _interleave(tape, op)
     sources = [tape[name] for name in op.inputs]
     raw = (
@@ -37,7 +45,7 @@ def _interleave(tape: Tape, op: Op) -> None:
     """cos and sin of every second element, twice each: this layer's own, saved by its products to the backward's end."""
     dims = (1, SEQ, _turning(tape, op, tape[op.inputs[0]]))
     for which in ("cos", "sin"):
-        table = Value(f"rotary.{which}", dims, tape.context.residual)
+        table = Value(f"rotary.{which}", dims, table_dtype(tape))
         tape.emit(table.name, (), table, what=f"{which} of each pair, the layer's own")
 
 
@@ -64,8 +72,8 @@ def _whole(tape: Tape, op: Op, raw: list[Value]) -> None:
 
 
 def _turned(tape: Tape, source: Value, output: Tensor) -> Value:
-    """cos and sin come in the residual stream's type, and the result is promoted to it."""
-    return tape.like(output, promote(source.dtype, tape.context.residual))
+    """The result is promoted to the type of cos and sin."""
+    return tape.like(output, promote(source.dtype, table_dtype(tape)))
 
 
 def rotate(tape: Tape, source: Value, output: Value) -> Value:
