@@ -110,7 +110,7 @@ class Context:
 
     sizes: every dimension as this rank holds it. compute: the type that matmuls run in; params: of the stored weights.
     residual: the type of the stream between blocks. version: of the stack, as the job names it.
-    device: whose kernels run, "cuda" or "cpu" (what a trace without a GPU sees); where the two differ, a docstring says how.
+    device: whose kernels run, "cuda" or "cpu" (what a trace without a GPU sees): devices.py.
     """
 
     sizes: FrozenMap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Context
 from ullage.kernels.transformers_rope import JOINS
@@ -74,9 +75,9 @@ def needs_mask(tape: Tape, op: Op) -> bool:
 
 
 def _bias(tape: Tape, q: Value) -> Buffer:
-    """The boolean mask becomes an additive one in every layer (attention.cpp, convert_boolean_attn_mask), its rows padded on CUDA."""
+    """The boolean mask becomes an additive one in every layer (attention.cpp, convert_boolean_attn_mask)."""
     columns = tape.context.size(SEQ)
-    if tape.context.device == "cuda":
+    if on_cuda(tape.context, "attention mask"):
         columns = -(-columns // MASK_ALIGNMENT) * MASK_ALIGNMENT
     return tape.context.buffer("attention_bias", (BATCH, 1, SEQ, columns), q.dtype, "additive attention mask")
 
@@ -88,11 +89,11 @@ def _kernel_backward(tape: Tape, op: Op) -> tuple[Buffer, ...]:
 
 
 def flash_backward(context: Context, *, shared_heads: bool) -> tuple[Buffer, ...]:
-    """What the CUDA kernels allocate inside their backward; the CPU kernel allocates nothing that torch sees.
+    """What the CUDA kernels allocate inside their backward.
 
     Flash: fp32 dq accumulator and row sums, and whole key and value gradients where query heads share them (flash_api.cpp, mha_bwd).
     """
-    if context.device != "cuda":
+    if not on_cuda(context, "attention backward"):
         return ()
     rows = -(-context.size(SEQ) // FLASH_ROW_BLOCK) * FLASH_ROW_BLOCK
     sums = context.buffer("softmax_d", (BATCH, "heads", rows), "fp32", "row sums of the attention backward")
@@ -210,13 +211,12 @@ def _softcap(tape: Tape, value: Value, name: str) -> Value:
 
 
 def _dropout(tape: Tape, op: Op, probs: Value) -> Value:
-    """Attention dropout: a mask of one byte an element on CUDA; CPU keeps noise in the tensor's own type."""
     if not op.attrs["dropout"]:
         return probs
     return dropout(tape, probs, Value("probs.dropped", probs.dims, probs.dtype))
 
 
 def dropout(tape: Tape, source: Value, output: Value) -> Value:
-    dtype = "bool" if tape.context.device == "cuda" else source.dtype
+    dtype = "bool" if on_cuda(tape.context, "dropout mask") else source.dtype
     mask = tape.context.buffer(f"{output.name}.mask", source.dims, dtype, "dropout mask")
     return tape.emit(output.name, (source,), output, beside=(mask,), saves=(mask.name,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
 from ullage.model.graph import Op
@@ -16,7 +17,8 @@ def norm(tape: Tape, op: Op) -> Value:
     if op.attrs.get("per_head") is False:  # over all heads of a token at once
         source = replace(source, dims=(*source.dims[:2], tape.context.numel(source.dims[2:])))
     usual = layer_norm if op.attrs["norm"] == "layernorm" else _rms
-    return _OWN.get(tape.family, usual)(tape, op, source)
+    made = _OWN.get(tape.family, usual)(tape, op, source)
+    return tape.define(replace(made, name=op.outputs[0].name, dims=op.outputs[0].dims))
 
 
 def _rms(tape: Tape, op: Op, source: Value) -> Value:
@@ -150,17 +152,16 @@ def _scaled(tape: Tape, op: Op, source: Value) -> Value:
 
 
 def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
-    """native_layer_norm: saves its input and two fp32 statistics a row. Autocast runs it in fp32 and so casts input and weights."""
+    """native_layer_norm: saves its input and two statistics a row. Autocast runs it in fp32 and so casts input and weights."""
     dtype = tape.weight_dtype
     reads = source
     if tape.context.autocast:
         reads = tape.cast(source, "fp32", f"{op.name}.fp32")
         dtype = "fp32"
     output = tape.like(op.outputs[0], dtype)
+    kept = "fp32" if on_cuda(tape.context, "layer norm statistics") else dtype
     statistics = tuple(
-        tape.context.buffer(
-            f"{op.name}.{which}", (*source.rows, 1), _statistics_dtype(tape, dtype), f"{op.name} {which}"
-        )
+        tape.context.buffer(f"{op.name}.{which}", (*source.rows, 1), kept, f"{op.name} {which}")
         for which in ("mean", "rstd")
     )
     tape.emit(
@@ -173,8 +174,3 @@ def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
         weights=tuple(tape.weight(param.name, param.dims) for param in op.params),
     )
     return tape.define(output)
-
-
-def _statistics_dtype(tape: Tape, dtype: str) -> str:
-    """CUDA keeps the statistics in fp32 (layer_norm_kernel.cu, acc_type); CPU in the input's type."""
-    return "fp32" if tape.context.device == "cuda" else dtype

@@ -1,0 +1,54 @@
+"""Where PyTorch's CPU code and its CUDA code save other things or allocate otherwise: all of it, each with its reason.
+
+A trace without a GPU sees the CPU's; an estimate is of CUDA's. What trace/like.py makes a CPU choose as CUDA does is no matter of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ullage.kernels.step import Context
+
+
+class Difference(NamedTuple):
+    """What each device does, and where the source says so."""
+
+    cuda: str
+    cpu: str
+    source: str
+
+
+DIFFERENCES: Mapping[str, Difference] = {
+    "attention backward": Difference(
+        "accumulates in fp32 beside its results, and makes whole key and value gradients where query heads share them",
+        "allocates nothing that torch sees",
+        "csrc/flash_attn/flash_api.cpp, mha_bwd; aten/src/ATen/native/cpu/FlashAttentionKernel.cpp",
+    ),
+    "attention mask": Difference(
+        "its columns are padded to a multiple of 8 for the mem-efficient kernel",
+        "as it is",
+        "aten/src/ATen/native/transformers/attention.cpp, pad_bias",
+    ),
+    "dropout mask": Difference(
+        "one byte an element",
+        "noise in the input's type",
+        "aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable",
+    ),
+    "expert histogram": Difference(
+        "counts the expert ids, integers",
+        "counts floating-point copies of them: histc takes no integers",
+        "transformers/integrations/moe.py, grouped_mm_experts_forward",
+    ),
+    "layer norm statistics": Difference(
+        "fp32 whatever the input",
+        "the input's type",
+        "aten/src/ATen/native/cuda/layer_norm_kernel.cu, acc_type; aten/src/ATen/native/layer_norm.cpp",
+    ),
+}
+
+
+def on_cuda(context: Context, which: str) -> bool:
+    """Whether CUDA's side of a difference holds."""
+    assert which in DIFFERENCES, which
+    return context.device == "cuda"
