@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Step, WeightGrad
 from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, matmul
@@ -128,9 +129,9 @@ def dispatch(tape: Tape, op: Op) -> Value:
     weights = Value("dispatch.weights", slots, scores.dtype)
     tape.emit(weights.name, (scores,), weights, saves=(order[1].name,))
     made = (
-        [context.buffer("dispatch.histogram", slots, "fp32", "dispatch: expert ids as numbers")]
-        if context.device == "cpu"
-        else []
+        []
+        if on_cuda(context, "expert histogram")
+        else [context.buffer("dispatch.histogram", slots, "fp32", "dispatch: expert ids as numbers")]
     )
     counts = context.buffer("dispatch.counts", ("experts",), "fp32", "dispatch: tokens of each expert")
     offsets = context.buffer("dispatch.offsets", ("experts",), "int32", "dispatch: where each expert's tokens end")
