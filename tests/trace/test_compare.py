@@ -1,30 +1,55 @@
-"""The closed form of a block is the trace of it, to the byte. Red: a release changed what a block keeps, and the message says where."""
+"""The closed form of a block is the trace of it, to the byte. Red: a release changed what a block keeps, and the message says which op."""
+
+from itertools import cycle, product
 
 import pytest
 
-from ullage.trace.compare import Case, main, rows, unlike
+from ullage.trace import compare
+from ullage.trace.compare import ATTENTIONS, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
+from ullage.trace.families import EAGER_ONLY, FAMILIES, SPARSE
 
-CASES = [
-    Case("llama", "bf16", "sdpa", "none"),
-    Case("llama", "autocast", "eager", "full"),
-    Case("qwen2", "fp32", "sdpa", "none"),
-    Case("qwen3", "bf16", "eager", "none"),
-    Case("mistral", "autocast", "sdpa", "none"),
-    Case("gpt2", "bf16", "sdpa", "full"),
-    Case("gpt_neox", "fp32", "eager", "none"),
-    Case("phi3", "bf16", "sdpa", "none"),
-    Case("gemma2", "bf16", "eager", "none"),
-    Case("mixtral", "bf16", "sdpa", "none"),
+DENSE = [family for family in FAMILIES if family not in SPARSE]
+MODES = [
+    ("bf16", "sdpa", "none"),
+    ("autocast", "eager", "full"),
+    ("fp32", "sdpa", "none"),
+    ("bf16", "eager", "full"),
+    ("autocast", "sdpa", "none"),
 ]
+"""A family is tried in two neighbouring ones; `python -m ullage.trace.compare` tries all."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def _cases() -> list[Case]:
+    modes = cycle(MODES)
+    chosen = [Case(family, *next(modes)) for family in DENSE for _ in range(2)]
+    return [case._replace(attention="eager") if case.family in EAGER_ONLY else case for case in chosen]
+
+
+def _told(row: Row) -> str:
+    return "\n".join([f"{row.case} {row.block}: {row.closed} against {row.traced} {row.why}", *unlike(row)])
+
+
+@pytest.mark.parametrize("case", _cases(), ids=str)
 def test_closed_form_is_the_trace(case: Case) -> None:
     found = rows(case)
-    assert found
-    if not all(row.equal for row in found):
-        gaps = [f"{row.block}: {row.closed} against {row.traced} {row.why}" for row in found if not row.equal]
-        pytest.fail("\n".join([*gaps, *unlike(case)]))
+    assert [row.block for row in found if row.block != "embedding"] == ["layer 0", "layer 1", "layer 2", "head"]
+    apart = [_told(row) for row in found if not row.equal]
+    assert not apart, "\n\n".join(apart)
+
+
+def test_the_modes_cover_each_choice() -> None:
+    assert set(MODES) <= set(product(PRECISIONS, ATTENTIONS, RECOMPUTES))
+    assert [set(which) for which in zip(*MODES, strict=True)] == [set(PRECISIONS), set(ATTENTIONS), set(RECOMPUTES)]
+
+
+def test_a_difference_is_told_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = compare.context
+    monkeypatch.setattr(compare, "context", lambda case, graph: right(case._replace(attention="eager"), graph))
+    row = next(row for row in rows(Case("llama")) if row.block == "layer 1")
+    assert not row.equal
+    told = "\n".join(unlike(row))
+    assert "closed form: attention probabilities" in told
+    assert "self_attn: aten._scaled_dot_product_flash_attention_for_cpu" in told
 
 
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,11 @@
 
 Of each block three numbers: what its forward leaves (its output and what it saved), the forward's peak and the backward's, each
 counted from the block's own beginning. Both sides are CPU code at fp32, bf16 and under autocast.
+
+A block's forward is the life of what it made itself and of its input. What the model's own frame names beside (the embedding's output,
+masks, positions) is no block's: it goes when the last layer has returned. So of the embedding's forward, which runs in that frame, only
+what lives into the backward counts, and only where no checkpoint names the frame's tensors. The head's backward begins with the loss's
+own gradient.
 """
 
 from __future__ import annotations
@@ -9,9 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +26,14 @@ from ullage.frozen import FrozenMap
 from ullage.job.bind import local_sizes
 from ullage.job.job import Data, Layout, Recompute
 from ullage.kernels.step import Context
-from ullage.memory.block import BlockProgram, GradRule
+from ullage.memory.block import BlockProgram, GradRule, boundary_grad
 from ullage.memory.chunk import CHECKPOINT, PLAIN, Replayer
-from ullage.memory.program import net
+from ullage.memory.program import Change, Item, Node, Repeat, alloc, net
+from ullage.memory.program import Sequence as Nodes
 from ullage.model.build import graph as build
 from ullage.model.config import ModelConfig
 from ullage.model.graph import Graph
+from ullage.trace.crossing import Carried
 from ullage.trace.cut import Part, parts
 from ullage.trace.events import Allocation, Trace
 from ullage.trace.families import EAGER_ONLY, FAMILIES
@@ -37,6 +44,7 @@ BATCH, SEQ = 2, 40
 PRECISIONS = ("bf16", "fp32", "autocast")
 ATTENTIONS = ("sdpa", "eager")
 RECOMPUTES = ("none", "full")
+_LOSS_BYTES = 4
 _TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32, "autocast": torch.float32}
 
 
@@ -82,10 +90,12 @@ def cases(families: Sequence[str] = tuple(FAMILIES)) -> Iterator[Case]:
 
 
 def rows(case: Case) -> list[Row]:
-    """Every kind of block of a case, layers first."""
+    """Every block of a case."""
     config = configured(case)
     found = trace(factory(case, config), name=str(case), ops=True, like="cpu")
     traced = traced_sizes(found)
+    if case.recompute != "none":
+        del traced["embedding"]
     try:
         closed = closed_sizes(case, config)
     except (UllageError, AssertionError, KeyError) as error:  # a table of what differs must show a broken kernel too
@@ -133,27 +143,64 @@ def factory(case: Case, config: Any) -> Factory:
 
 
 def traced_sizes(found: Trace) -> dict[str, Sizes]:
-    """Sizes of the second layer of each kind (the first one's backward is the last, beside the embedding's), by name."""
+    """Sizes of every block, by name."""
     tape = Tape(found)
     cuts = parts(found.modules, tape.forward)
-    layers = [cut for cut in cuts if cut.role == "layer"]
-    return {f"layer {number}": _sizes(found, tape, cuts, cut) for number, cut in enumerate(layers) if number}
+    live = _curve(found)
+    sizes = {}
+    for at, cut in enumerate(cuts):
+        back, end = _backward(tape, cut)
+        saved, peak = _forward(tape, cuts, at) if at else (_left_by_embedding(tape, cuts), 0)
+        sizes[_name(cut, cuts)] = Sizes(saved, peak, max(live[back : end + 1]) - live[back])
+    return sizes
 
 
-def _sizes(found: Trace, tape: Tape, cuts: Sequence[Part], cut: Part) -> Sizes:
+def _left_by_embedding(tape: Tape, cuts: Sequence[Part]) -> int:
+    """Bytes of its output and of what lives into the backward."""
+    output = Carried.handed(tape, cuts[0], cuts[1])
+    made = [one for tick in tape.ticks[cuts[0].start : cuts[0].stop] for one in tick.writes]
+    return sum(one.bytes for one in made if one is output or tape.ended(one) > tape.turn)
+
+
+def _name(cut: Part, cuts: Sequence[Part]) -> str:
+    return f"layer {[one for one in cuts if one.role == 'layer'].index(cut)}" if cut.role == "layer" else cut.role
+
+
+def _curve(found: Trace) -> list[int]:
+    """Live bytes after each event."""
     live = dict(found.curve())
     curve = [0] * (found.end + 2)
     for at in range(1, len(curve)):
         curve[at] = live.get(at, curve[at - 1])
-    following = cuts[cuts.index(cut) + 1]
-    start, stop = tape.forward[cut.start].at, tape.forward[following.start].at
-    turned = [index for index, tick in enumerate(tape.steps_back) if cut.start <= tick < cut.stop]
-    back, end = tape.backward[turned[0]].at, tape.backward[turned[-1] + 1].at
-    return Sizes(
-        saved=curve[stop] - curve[start],
-        forward_peak=max(curve[start : stop + 1]) - curve[start],
-        backward_peak=max(curve[back : end + 1]) - curve[back],
+    return curve
+
+
+def _forward(tape: Tape, cuts: Sequence[Part], at: int) -> tuple[int, int]:
+    """(what it leaves, peak) of the forward of a part, counted from its beginning."""
+    cut = cuts[at]
+    start = tape.forward[cut.start].at
+    stop = tape.forward[cut.stop].at if cut.stop < len(tape.forward) else tape.turn
+    source = Carried.handed(tape, cuts[at - 1], cut)
+    changes = (
+        [] if source is None or tape.ended(source) > tape.turn else [(min(tape.ended(source), stop), -source.bytes)]
     )
+    for one in tape.born.values():
+        if start < one.birth <= stop:
+            changes.append((one.birth, one.bytes))
+            if tape.ended(one) <= stop:
+                changes.append((tape.ended(one), -one.bytes))
+    live = list(accumulate(change for _, change in sorted(changes)))
+    return live[-1], max(live)
+
+
+def _backward(tape: Tape, cut: Part) -> tuple[int, int]:
+    """When the backward of a part begins and ends."""
+    turned = [index for index, tick in enumerate(tape.steps_back) if cut.start <= tick < cut.stop]
+    begin = tape.turn if cut.role == "head" else tape.backward[turned[0]].at
+    ends = [op.at for op in tape.backward[turned[-1] + 1 :]]
+    if cut.role == "embedding":  # a tied weight's gradients are joined behind it, by the engine (engines/replica.py)
+        ends = [op.at for op in tape.backward[turned[0] :] if op.op == "aten.add"] or ends
+    return begin, ends[0] if ends else tape.end
 
 
 # -- the closed form
@@ -161,18 +208,27 @@ def _sizes(found: Trace, tape: Tape, cuts: Sequence[Part], cut: Part) -> Sizes:
 
 def closed_sizes(case: Case, config: Any) -> dict[str, Sizes]:
     programs = _programs(case, config)
-    return {f"layer {number}": _of(program) for number, program in enumerate(programs) if number}
+    names = ["embedding", *(f"layer {number}" for number in range(len(programs) - 2)), "head"]
+    sizes = {name: _of(program) for name, program in zip(names, programs, strict=True)}
+    head = programs[-1]
+    left = head.forward.delta_bytes - sum(
+        item.bytes for item in head.cached
+    )  # autocast's context exits with the forward
+    root = alloc(boundary_grad(_LOSS_BYTES), 2)  # the loss's gradient, named by loss.backward() too
+    turned = Nodes([root, head.backward]).peak_bytes
+    embedding = sizes["embedding"]._replace(forward_peak=0)
+    return {**sizes, "embedding": embedding, "head": Sizes(left, head.forward.peak_bytes, turned)}
 
 
 def _programs(case: Case, config: Any) -> list[BlockProgram]:
-    """Of every layer."""
+    """Of every block."""
     keys = {**config.to_dict(), "model_type": case.family}
     graph = build(ModelConfig(name=case.family, keys=FrozenMap(keys)))
     full = case.recompute == "full"
     replayer = Replayer(context=context(case, graph), recompute=Recompute(kind="full" if full else "none"))
     rule = GradRule(dtype="fp32" if case.precision == "fp32" else None)
-    layers = [block for block in graph.blocks() if block.role == "layer"]
-    return [replayer.program(block, CHECKPOINT if full else PLAIN, rule) for block in layers]
+    modes = [CHECKPOINT if full and block.role == "layer" else PLAIN for block in graph.blocks()]
+    return [replayer.program(block, mode, rule) for block, mode in zip(graph.blocks(), modes, strict=True)]
 
 
 def _of(program: BlockProgram) -> Sizes:
@@ -195,26 +251,53 @@ def context(case: Case, graph: Graph) -> Context:
     )
 
 
-def unlike(case: Case) -> list[str]:
-    """Where a case's first block differs, what either side keeps and the other does not: by op and by line of the ledger."""
-    config = configured(case)
-    tape = Tape(trace(factory(case, config), ops=True, like="cpu"))
-    cut = next(cut for cut in parts(tape.trace.modules, tape.forward)[1:] if cut.role == "layer")
-    real = [(one.bytes, f"{one.module}: {one.op} {one.dtype} {one.shape}") for one in _kept(tape, cut)]
-    ours = [
-        (item.bytes, f"{item.what} ({item.formula})")
-        for item, count in net(_programs(case, config)[0].forward).items()
-        for _ in range(count)
-    ]
-    here, there = Counter(size for size, _ in real), Counter(size for size, _ in ours)
+def unlike(row: Row) -> list[str]:
+    """What makes a block's numbers differ: what one side allocates more often than the other, by op and by line of the ledger."""
+    config = configured(row.case)
+    tape = Tape(trace(factory(row.case, config), ops=True, like="cpu"))
+    cuts = parts(tape.trace.modules, tape.forward)
+    at, cut = next((at, cut) for at, cut in enumerate(cuts) if _name(cut, cuts) == row.block)
+    program = _programs(row.case, config)[at]
+    closed = row.closed or Sizes(-1, -1, -1)
+    made = [one for tick in tape.ticks[cut.start : cut.stop] for one in (*tick.writes, *tick.scratch)]
+    found = []
+    if closed.saved != row.traced.saved:
+        found += _apart("kept", [one for one in made if tape.ended(one) > tape.turn], net(program.forward))
+    if closed.forward_peak != row.traced.forward_peak:
+        found += _apart("forward", made, _allocated(program.forward))
+    if closed.backward_peak != row.traced.backward_peak:
+        back, end = _backward(tape, cut)
+        turned = [one for one in tape.born.values() if back < one.birth <= end]
+        found += _apart("backward", turned, _allocated(program.backward))
+    return found
+
+
+def _allocated(node: Node) -> Counter[Item]:
+    """How often a program allocates each item."""
+    if isinstance(node, Change):
+        return Counter({node.item: max(node.count, 0)})
+    total: Counter[Item] = Counter()
+    for child in (
+        node.children if isinstance(node, Nodes) else [node.child] * node.times if isinstance(node, Repeat) else []
+    ):
+        total.update(_allocated(child))
+    return total
+
+
+def _apart(which: str, traced: Sequence[Allocation], closed: Mapping[Item, int]) -> list[str]:
+    """By bytes, what one side has more often than the other."""
+    here = Counter(one.bytes for one in traced)
+    there = Counter(dict.fromkeys(here, 0))
+    for item, count in closed.items():
+        there[item.bytes] += max(count, 0)
+    lines = {one.bytes: f"{one.module}: {one.op} {one.dtype} {one.shape}" for one in traced}
+    mine = {item.bytes: f"{item.what} ({item.formula})" for item in closed}
     return [
-        *(f"traced only: {size:,} B, {words}" for size, words in real if here[size] > there[size]),
-        *(f"closed form only: {size:,} B, {words}" for size, words in ours if there[size] > here[size]),
+        f"{which}: {size:,} B, {here[size]} traced, {there[size]} in the closed form; "
+        f"traced: {lines.get(size, 'none')}; closed form: {mine.get(size, 'none')}"
+        for size in sorted(here.keys() | there.keys())
+        if here[size] != there[size]
     ]
-
-
-def _kept(tape: Tape, cut: Part) -> list[Allocation]:
-    return [one for tick in tape.ticks[cut.start : cut.stop] for one in tick.writes if tape.ended(one) > tape.turn]
 
 
 # -- the table
