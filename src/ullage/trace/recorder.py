@@ -64,9 +64,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if _wrapped(types):
             return NotImplemented  # a DTensor runs ops of its own on its inner tensors: those are recorded
-        if self.paused:
+        if self.paused or func.namespace == "prim":  # prim asks a tensor for its device
             return func(*args, **kwargs)
-        if self.ops is not None and func.namespace != "prim":
+        if self.ops is not None:
             self._note(self.ops, func, args, kwargs)
         over = in_place.written_over(self, func, args)
         out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
