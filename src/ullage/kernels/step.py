@@ -35,6 +35,18 @@ class WeightGrad:
     fusable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor beside the stream, or its gradient, on its way from one block to another: a skip connection, an encoder's output.
+
+    name: in this block. slot: the same at both ends, and of no other that is on its way meanwhile.
+    """
+
+    name: str
+    slot: int
+    bytes: int
+
+
 @frozen
 class Step:
     """One autograd node.
@@ -56,6 +68,8 @@ class Step:
     caches: tensors that stay until the forward's context exits, recomputed or not (autocast's copies of weights).
     module: the recompute module that the step belongs to.
     op: what selective policies know the step by ("matmul", "attention", "all_to_all").
+    borrows: tensors of blocks before that the block reads, here first. lends: of writes, those that later blocks read.
+    sends: gradients that the backward makes for a block before. receives: gradients made by a later block, gone with this backward.
     """
 
     name: str
@@ -76,6 +90,10 @@ class Step:
     caches: tuple[str, ...] = ()
     module: str = ""
     op: str = ""
+    borrows: tuple[Crossing, ...] = ()
+    lends: tuple[Crossing, ...] = ()
+    sends: tuple[Crossing, ...] = ()
+    receives: tuple[Crossing, ...] = ()
 
     @property
     def made(self) -> tuple[str, ...]:

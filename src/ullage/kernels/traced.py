@@ -9,7 +9,7 @@ from typing import cast
 
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
-from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
+from ullage.kernels.step import Buffer, Context, Crossing, Segment, Step, WeightGrad
 from ullage.model.graph import Block, Op
 
 KIND = "traced"
@@ -48,7 +48,6 @@ def _step(op: Op) -> Step:
         saves=_names(attrs, "saves"),
         scratch=_buffers(attrs, "scratch"),
         backward_scratch=_buffers(attrs, "backward_scratch"),
-        passes=_names(attrs, "passes"),
         no_grad=_names(attrs, "no_grad"),
         weights=tuple(
             WeightGrad(param, numel, dtype)
@@ -57,11 +56,19 @@ def _step(op: Op) -> Step:
         holds=_names(attrs, "holds"),
         caches=_names(attrs, "caches"),
         module=op.module,
+        borrows=_crossings(attrs, "borrows"),
+        lends=_crossings(attrs, "lends"),
+        sends=_crossings(attrs, "sends"),
+        receives=_crossings(attrs, "receives"),
     )
 
 
 def _names(attrs: FrozenMap, key: str) -> tuple[str, ...]:
     return cast("tuple[str, ...]", attrs.get(key, ()))
+
+
+def _crossings(attrs: FrozenMap, key: str) -> tuple[Crossing, ...]:
+    return tuple(Crossing(*one) for one in cast("tuple[tuple[str, int, int], ...]", attrs.get(key, ())))
 
 
 def _buffers(attrs: FrozenMap, key: str) -> tuple[Buffer, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ullage.kernels.step import Step, WeightGrad
-from ullage.memory.block import BlockSteps, boundary_grad
+from ullage.kernels.step import Crossing, Step, WeightGrad
+from ullage.memory.block import BlockSteps, boundary_grad, carried_grad
 from ullage.memory.forward import Forward
 from ullage.memory.program import Item
 from ullage.memory.segments import Segments
@@ -48,7 +48,8 @@ class Backward:
         block = self._block
         if block.output in self._live:
             size = next(buffer.bytes for step in block.steps for buffer in step.writes if buffer.name == block.output)
-            self._grads[block.output] = Storage(boundary_grad(size), ("grad", block.output))
+            arriving = boundary_grad(size if block.output_grad else 0)
+            self._grads[block.output] = Storage(arriving, ("grad", block.output))
         for index in reversed(range(len(block.steps))):
             for number in self._segments.needed_by(index):
                 if number not in self._rerun:
@@ -100,6 +101,7 @@ class Backward:
             new, taken = [*new, *late], [*taken, *later]
         if not recomputed:
             self._let_go_of_saved(index)
+        self._live.free(*self._crossing(step.receives))
         for name in arriving:
             self._live.release(self._grads.pop(name), ("grad", name))
         for name, storage in new:
@@ -133,6 +135,7 @@ class Backward:
             for name in dict.fromkeys(step.reads)
             if name not in step.no_grad and name not in step.summed
         ]
+        self._live.alloc(*self._crossing(step.sends))
         taken = self._of_weights(weight for weight in step.weights if weight.param not in step.summed)
         self._live.free(*scratch)
         return made, taken
@@ -144,6 +147,9 @@ class Backward:
 
     def _of_weights(self, weights: Iterable[WeightGrad]) -> list[tuple[WeightGrad, Item]]:
         return [(weight, item) for weight in weights if (item := self._weights.make(weight)) is not None]
+
+    def _crossing(self, gradients: tuple[Crossing, ...]) -> list[Item]:
+        return [carried_grad(one.bytes, one.slot) for one in gradients if one.name in self._block.handed]
 
     def _gradient(self, step: Step, name: str, arriving: str) -> Storage:
         if name in step.passes:
@@ -178,4 +184,5 @@ class Backward:
         for name in list(self._grads):
             self._live.release(self._grads.pop(name), ("grad", name))
         for name in self._live:
-            assert not self._live[name].holders or name == block.output, (name, self._live[name].holders)
+            held = self._live[name].holders - {("outside", name)}
+            assert not held or name == block.output, (name, held)

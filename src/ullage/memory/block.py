@@ -15,6 +15,9 @@ class BlockSteps:
 
     input: the tensor that another block hands on (of input_bytes), if any. keeps_input: whether a segment that reads it keeps it;
     else the longer segment around this block does.
+    output_grad: whether the output's gradient arrives as one tensor of its size (else the steps say what they receive).
+    handed: names of what crosses beside the stream (kernels/step.py) that is handed for good: what the block lends is another's to
+    free, what it borrows is its own, and so with gradients (memory/handing.py).
     """
 
     steps: tuple[Step, ...]
@@ -23,6 +26,8 @@ class BlockSteps:
     output: str
     segments: tuple[Segment, ...] = ()
     keeps_input: bool = True
+    output_grad: bool = True
+    handed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         made = [name for step in self.steps for name in step.made]
@@ -70,6 +75,30 @@ def boundary(n_bytes: int) -> Item:
         bytes=round_up(n_bytes),
         formula="output of one block, input of the next",
         lives="its block's forward to the next block's backward",
+    )
+
+
+@lru_cache(maxsize=4096)
+def carried(n_bytes: int, slot: int) -> Item:
+    """A tensor beside the stream that a later block reads."""
+    return Item(
+        category="activations",
+        what="tensor that skips blocks",
+        bytes=round_up(n_bytes),
+        formula=f"made in one block, read in a later one ({slot})",
+        lives="its block's forward to the last block that keeps it",
+    )
+
+
+@lru_cache(maxsize=4096)
+def carried_grad(n_bytes: int, slot: int) -> Item:
+    """The gradient of a tensor beside the stream, from the block that read it to the one that made it."""
+    return Item(
+        category="transient",
+        what="gradient of a tensor that skips blocks",
+        bytes=round_up(n_bytes),
+        formula=f"made in one block's backward for an earlier one ({slot})",
+        lives="its reader's backward to its maker's",
     )
 
 

@@ -7,7 +7,7 @@ again before its own backward.
 from __future__ import annotations
 
 from ullage.memory.backward import Backward
-from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
+from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary, carried
 from ullage.memory.forward import Forward
 from ullage.memory.program import Item
 from ullage.memory.segments import Segments
@@ -33,6 +33,9 @@ class BlockReplay:
         block, live = self._block, self._live
         if block.input is not None:
             live[block.input] = Storage(boundary(block.input_bytes), ("forward", block.input))
+        for one in (one for step in block.steps for one in step.borrows):
+            holder = ("forward", one.name) if one.name in block.handed else ("outside", one.name)
+            live[one.name] = Storage(carried(one.bytes, one.slot), holder)
         self._forward.first()
         forward = live.program()
         if block.output in live:

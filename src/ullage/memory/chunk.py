@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -19,6 +20,7 @@ from ullage.kernels import stacks
 from ullage.kernels.step import Context, Segment
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
+from ullage.memory.handing import Crossings, crossings, handed
 from ullage.memory.program import Node, Repeat, Sequence, free
 from ullage.memory.rank import Chunk
 from ullage.memory.storage import Items
@@ -35,11 +37,12 @@ NO_GRAD = "no-grad"
 
 @frozen
 class Element:
-    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how."""
+    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how. handed: see BlockSteps."""
 
     block: Block
     mode: str = PLAIN
     size: int = 1
+    handed: frozenset[str] = frozenset()
 
 
 class Wrap:
@@ -68,16 +71,16 @@ class Replayer:
     method: str = "uniform"  # of {layers: n}: Megatron's names
     group: int = 1
 
-    def program(self, block: Block, mode: str, rule: GradRule) -> BlockProgram:
-        return _program(block, self.context, mode, rule, self.recompute, self.early_stop, self.reentrant)
+    def program(self, block: Block, mode: str, rule: GradRule, handed: frozenset[str] = frozenset()) -> BlockProgram:
+        return _program(block, self.context, mode, rule, self.recompute, self.early_stop, self.reentrant, handed)
 
     def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
         if element.size == 1:
-            return self.program(element.block, element.mode, rule)
+            return self.program(element.block, element.mode, rule, element.handed)
         return _grouped(element, self, rule)
 
     def elements(self, chunk: Chunk) -> list[Element]:
-        return _elements(chunk, self.recompute, self.group)
+        return _handing(_elements(chunk, self.recompute, self.group), chunk, self.context)
 
 
 @lru_cache(maxsize=4096)
@@ -89,6 +92,7 @@ def _program(
     recompute: Recompute,
     early_stop: bool,
     reentrant: bool,
+    handed: frozenset[str],
 ) -> BlockProgram:
     steps = stacks.lower(block, context)
     segments: tuple[Segment, ...] = ()
@@ -104,6 +108,8 @@ def _program(
         output=block.output.name,
         segments=segments,
         keeps_input=mode != NO_GRAD,
+        output_grad=block.output.grad,
+        handed=handed,
     )
     return BlockReplay(whole, grad_rule=rule, items=_items_of(block, context)).run()
 
@@ -155,6 +161,17 @@ def _elements(chunk: Chunk, recompute: Recompute, group: int) -> list[Element]:
         for mode, equal in groupby(mine):
             elements += _split(run.block, mode, len(list(equal)), group if mode == CHECKPOINT else 1)
     return elements
+
+
+def _handing(elements: list[Element], chunk: Chunk, context: Context) -> list[Element]:
+    """Says of each element what it hands away and takes over. Blocks under one checkpoint are left out: they keep to themselves."""
+    if not any(crossings(run.block, context).any for run in chunk.runs):
+        return elements
+    alone = Crossings()
+    found = handed(
+        [(crossings(one.block, context) if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements]
+    )
+    return [replace(one, handed=names) for one, names in zip(elements, found, strict=True)]
 
 
 def _split(block: Block, mode: str, count: int, group: int) -> list[Element]:
@@ -212,9 +229,21 @@ def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: 
 
 
 def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:
-    padded: list[Element | None] = [None, *elements, None]
-    nodes = [node(padded[at], element, padded[at + 2]) for at, element in enumerate(elements)]
+    """Neighbours are the nearest of the blocks that an engine wraps: what runs between two layers is none."""
+    before, after = _neighbours(elements), _neighbours(elements[::-1])[::-1]
+    nodes = [node(*around) for around in zip(before, elements, after, strict=True)]
     return [
         Repeat(count, first) if count > 1 else first
         for first, count in ((same[0], len(same)) for same in (list(group) for _, group in groupby(nodes, key=id)))
     ]
+
+
+def _neighbours(elements: ListLike[Element]) -> list[Element | None]:
+    """Of each element the nearest before it that is not between two layers."""
+    found: list[Element | None] = []
+    last: Element | None = None
+    for element in elements:
+        found.append(last)
+        if element.block.role != "between":
+            last = element
+    return found

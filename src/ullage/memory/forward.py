@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from ullage.kernels.step import Buffer, Segment, Step
-from ullage.memory.block import BlockSteps, boundary
+from ullage.memory.block import BlockSteps, boundary, carried
 from ullage.memory.program import Item
 from ullage.memory.segments import Segments
 from ullage.memory.storage import Items, Storages
@@ -37,6 +37,9 @@ class Forward:
                 for name in self._segments.inputs(entered):
                     self._live.hold(name, ("segment", entered))
             scratch = self._make(step, "forward")
+            for one in step.lends:
+                if one.name in self._block.handed:
+                    self._live.hold(one.name, ("outside", one.name))
             self._save_first(index)
             self._live.free(*scratch)
             self._end(ends.get(index, ()), "forward")
@@ -77,7 +80,7 @@ class Forward:
         """Makes what a step makes beside what was kept; returns its scratch, which is live."""
         for buffer in step.writes:
             if buffer.name not in kept:
-                self._live[buffer.name] = self._live.new(self._item(buffer))
+                self._live[buffer.name] = self._live.new(self._item(step, buffer))
         for view, tensor in step.aliases:
             self._live.view(view, tensor)
         for name in step.made:
@@ -88,9 +91,12 @@ class Forward:
         self._live.alloc(*scratch)
         return scratch
 
-    def _item(self, buffer: Buffer) -> Item:
+    def _item(self, step: Step, buffer: Buffer) -> Item:
         if buffer.name == self._block.output:
             return boundary(buffer.bytes)
+        for one in step.lends:
+            if one.name == buffer.name and one.name in self._block.handed:
+                return carried(one.bytes, one.slot)
         return self._items.tensor(
             buffer, "activations", "its forward to its backward if saved, else to its last reader"
         )

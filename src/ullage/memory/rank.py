@@ -122,6 +122,9 @@ def _slice(runs: ListLike[Run], start: int, stop: int) -> list[Run]:
     cut = []
     at = 0
     for run in runs:
+        if run.block.role == "between":  # goes with the layer before it
+            cut += [run] if start < at <= stop else []
+            continue
         count = min(stop, at + run.repeat) - max(start, at)
         if count > 0:
             cut.append(Run(block=run.block, repeat=count))

@@ -28,11 +28,15 @@ ROUTED = "routed"  # rows that this rank's experts compute: tokens x top-k at ba
 
 @frozen
 class Tensor:
-    """An activation. ``elements`` names its type where it is not the compute type ("int64" ids, "fp32" scores)."""
+    """An activation. ``elements`` names its type where it is not the compute type ("int64" ids, "fp32" scores).
+
+    grad: whether its gradient comes back as one tensor of its size; the ops of a traced module say by themselves what does.
+    """
 
     name: str
     dims: tuple[Dim, ...]
     elements: str | None = None
+    grad: bool = True
 
 
 @frozen
@@ -68,8 +72,8 @@ class Op:
 class Block:
     """Ops in execution order, from ``input`` to ``output``. Blocks of one kind differ in nothing but their index.
 
-    role: embedding | layer | head | any. Pipelines cut between blocks of role layer. family: config.json's model_type, where layer
-    code differs by model for the same ops.
+    role: embedding | layer | between (what runs between two layers) | head. Pipelines cut between blocks of role layer.
+    family: config.json's model_type, where layer code differs by model for the same ops.
     """
 
     name: str

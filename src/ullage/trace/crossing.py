@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ullage.trace.cut import Part
@@ -9,8 +11,32 @@ from ullage.trace.events import Allocation
 from ullage.trace.steps import Tape
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A tensor beside the stream: made in one part, read in others. Parts by their place.
+
+    keeper: the part in whose backward it went, or else the part in whose forward; None: at the end of the forward.
+    """
+
+    one: Allocation
+    maker: int
+    readers: tuple[int, ...]
+    keeper: int | None
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A gradient that one part made and an earlier one let go of: of the stream, of a skip connection, of an encoder's output."""
+
+    one: Allocation
+    maker: int
+    taker: int
+    slot: int
+
+
 class Carried:
-    """What the parts of a model hand to each other: one tensor each, the one whose gradient comes back.
+    """What the parts of a model hand to each other: one tensor each, the stream, what else crosses, and the gradients that come back.
 
     tied: bytes of the parameters that several parts use; their gradients are told as such.
     """
@@ -18,18 +44,55 @@ class Carried:
     def __init__(self, tape: Tape, cuts: list[Part], tied: frozenset[int] = frozenset()) -> None:
         self.cuts = cuts
         self.tied = tied
+        self._stops = [cut.stop for cut in cuts]
         self.outputs = [self.handed(tape, before, after) for before, after in pairwise(cuts)]
-        self.grads = [self._gradient(tape, at) for at in range(len(self.outputs))]
-        self.skips = self._skips(tape)
+        self.lent = self._lent(tape)
+        self.sent = self._sent(tape)
 
-    def _skips(self, tape: Tape) -> list[tuple[int, int, Allocation]]:
-        """(made in, let go of in, gradient) of every other gradient that crosses a border: of a skip connection, of a memory."""
+    def part_of(self, tick: int) -> int:
+        return bisect_right(self._stops, tick)
+
+    def _lent(self, tape: Tape) -> list[Lent]:
+        streams = {one.birth for one in self.outputs if one is not None}
+        makers = {
+            one.birth: (at, one)
+            for at, cut in enumerate(self.cuts)
+            for tick in tape.ticks[cut.start : cut.stop]
+            for one in tick.writes
+            if one.birth not in streams
+        }
+        readers: dict[int, list[int]] = {}
+        for tick, op in enumerate(tape.forward):
+            at = self.part_of(tick)
+            for birth in op.reads:
+                if birth in makers and makers[birth][0] < at and at not in readers.setdefault(birth, []):
+                    readers[birth].append(at)
+        slots = _Slots()
         found = []
-        for at, cut in enumerate(self.cuts):
+        for birth, places in sorted(readers.items(), key=lambda item: (makers[item[0]][0], item[0])):
+            maker, one = makers[birth]
+            found.append(
+                Lent(one, maker, tuple(places), self._keeper(tape, one, places), slots.take(maker, places[-1]))
+            )
+        return found
+
+    def _keeper(self, tape: Tape, one: Allocation, readers: list[int]) -> int | None:
+        end = tape.ended(one)
+        if end > tape.turn:
+            return self.part_of(tape.backward_tick(end)) if end <= tape.end else 0
+        at = self.part_of(tape.forward_tick(end))
+        return at if at == readers[-1] and end < tape.turn else None
+
+    def _sent(self, tape: Tape) -> list[Sent]:
+        slots = _Slots()
+        found = []
+        for at in reversed(range(len(self.cuts))):
+            cut = self.cuts[at]
             for one in (one for tick in tape.ticks[cut.start : cut.stop] for one in tick.made):
                 end = tape.backward_tick(tape.ended(one))
-                if end < cut.start and one not in self.grads and one.bytes not in self.tied:
-                    found.append((at, next(to for to, other in enumerate(self.cuts) if end < other.stop), one))
+                if end < cut.start and one.bytes not in self.tied:
+                    taker = self.part_of(end)
+                    found.append(Sent(one, at, taker, slots.take(-at, -taker)))
         return found
 
     @staticmethod
@@ -43,14 +106,15 @@ class Carried:
         read = {birth for op in tape.forward[after.start : after.stop] for birth in op.reads if birth in made}
         return max((made[birth] for birth in read), default=(False, 0, None))[2]
 
-    def _gradient(self, tape: Tape, at: int) -> Allocation | None:
-        """The gradient of the tensor handed on after part ``at``: the last one made behind the cut that lives on before it."""
-        output = self.outputs[at]
-        border = self.cuts[at].stop
-        found = [
-            one
-            for tick in tape.ticks[border : self.cuts[at + 1].stop]
-            for one in tick.made
-            if output is not None and one.bytes == output.bytes and tape.backward_tick(tape.ended(one)) < border
-        ]
-        return max(found, key=lambda one: one.birth, default=None)
+
+class _Slots:
+    """Numbers for what is on its way: a number is free again from the part on that its last holder was handed to."""
+
+    def __init__(self) -> None:
+        self._until: list[int] = []
+
+    def take(self, start: int, stop: int) -> int:
+        """The first number that is free at ``start``, taken until ``stop``."""
+        slot = next((slot for slot, until in enumerate(self._until) if until <= start), len(self._until))
+        self._until[slot : slot + 1] = [stop]
+        return slot

@@ -1,7 +1,6 @@
-"""Where a traced model is cut into blocks: before the first layer, each layer, after the last one.
+"""Where a traced model is cut into blocks: before the first layer, each layer, what runs between two of them, after the last one.
 
-A layer is a child of a ModuleList, or of a Sequential whose children have parts of their own; of nested ones the outermost. What runs
-between two layers belongs to the one before.
+A layer is a child of a ModuleList, or of a Sequential whose children have parts of their own; of nested ones the outermost.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _MOST_VISITS = 4
 
 
 class Part(NamedTuple):
-    """Ops [start, stop) of the forward. module: the layer's qualified name, "" before the first and after the last."""
+    """Ops [start, stop) of the forward. role: embedding, layer, between or head. module: a layer's qualified name, "" of the others."""
 
     role: str
     module: str
@@ -26,23 +25,22 @@ class Part(NamedTuple):
 
 def parts(modules: Sequence[tuple[str, str]], ops: Sequence[TracedOp]) -> list[Part]:
     layers = layer_modules(modules)
-    visits: list[tuple[str, int]] = []  # layer, first op
-    last = 0
+    visits: list[Part] = []
     for at, op in enumerate(ops):
         layer = _layer(op.module, layers)
-        if layer:
-            last = at + 1
-            if not visits or visits[-1][0] != layer:
-                visits.append((layer, at))
-    if len(visits) < 2 or len(visits) > _MOST_VISITS * len({layer for layer, _ in visits}):
+        if layer and visits and visits[-1].module == layer:
+            visits[-1] = visits[-1]._replace(stop=at + 1)
+        elif layer:
+            visits.append(Part("layer", layer, at, at + 1))
+    if len(visits) < 2 or len(visits) > _MOST_VISITS * len({visit.module for visit in visits}):
         return [Part("embedding", "", 0, len(ops))]
-    starts = [start for _, start in visits]
-    found = [
-        Part("layer", layer, start, stop) for (layer, start), stop in zip(visits, [*starts[1:], last], strict=True)
-    ]
-    before = [Part("embedding", "", 0, starts[0])] if starts[0] else []
-    after = [Part("head", "", last, len(ops))] if last < len(ops) else []
-    return [*before, *found, *after]
+    found = [Part("embedding", "", 0, visits[0].start)]
+    for visit, following in zip(visits, [*visits[1:], None], strict=True):
+        after = (
+            Part("between", "", visit.stop, following.start) if following else Part("head", "", visit.stop, len(ops))
+        )
+        found += [visit, after]
+    return [part for part in found if part.start < part.stop]
 
 
 def layer_modules(modules: Sequence[tuple[str, str]]) -> frozenset[str]:

@@ -2,8 +2,7 @@
 
 Sizes are those of the trace: a traced graph has no named dimensions, so the job's batch and sequence do not change it, and tensor
 parallelism would need a placement table. Data parallelism, ZeRO, pipelines and recomputation apply. Between two blocks one tensor is
-handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is kept by the block that made it until its own
-backward, or to the end of the forward where nothing saved it.
+handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is told as lent and borrowed (crossing.py).
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ def job_of(source: str | Path, name: str) -> Job:
 
 
 def _chain(tape: Tape, cuts: list[Part]) -> list[Part]:
-    """Joins to the one before each part that hands nothing of its own on."""
+    """Joins to the one before each part that is handed nothing, and what runs between two layers where it makes nothing to hand on."""
     found: list[Part] = []
     for at, cut in enumerate(cuts):
-        if found and at < len(cuts) and not _hands_on(tape, found[-1], cut):
+        passes = cut.role == "between" and not _hands_on(tape, cut, cuts[at + 1])
+        if found and (passes or not _hands_on(tape, found[-1], cut)):
             before = found.pop()
             role = before.role if before.role != "layer" or cut.role != "head" else "head"
             found.append(Part(role, before.module if role == "layer" else "", before.start, cut.stop))

@@ -33,8 +33,6 @@ class BlockTeller:
         self.ticks = tape.ticks[self.cut.start : self.cut.stop]
         self.enters = carried.outputs[at - 1] if at else None
         self.leaves = carried.outputs[at] if at < len(carried.outputs) else self._loss()
-        self.grad_in = carried.grads[at - 1] if at else None  # of the input: made here
-        self.grad_out = carried.grads[at] if at < len(carried.grads) else None  # of the output: made by the next
         self.names: dict[int, str] = {}
         for tick in self.ticks:
             for one in (*tick.writes, *tick.made):
@@ -43,12 +41,23 @@ class BlockTeller:
             self.names[self.enters.birth] = INPUT
         if self.leaves is not None:
             self.names[self.leaves.birth] = OUTPUT
-        self.input = Tensor(name=INPUT, dims=(self.enters.bytes if self.enters is not None else 0,), elements="uint8")
+        self.input = Tensor(
+            name=INPUT, dims=(self.enters.bytes if self.enters is not None else 0,), elements="uint8", grad=False
+        )
+        self.lends = [lent for lent in carried.lent if lent.maker == at]
+        self.borrows = [lent for lent in carried.lent if at in lent.readers]
+        self.sends = [sent for sent in carried.sent if sent.maker == at]
+        self.receives = [sent for sent in carried.sent if sent.taker == at]
+        self.lent_births = {lent.one.birth: lent for lent in self.lends}
+        self.sent_births = {sent.one.birth: sent for sent in self.sends}
+        for lent in self.lends:
+            self.names[lent.one.birth] = f"to {lent.slot}"
+        for lent in self.borrows:
+            self.names[lent.one.birth] = f"from {lent.slot}"
         self.at = at
-        self.skips = carried.skips
         self.is_last = at == len(carried.outputs)
         out = SCALAR_BYTES if self.is_last else _bytes(self.leaves)
-        self.output = Tensor(name=OUTPUT, dims=(out,), elements="uint8")
+        self.output = Tensor(name=OUTPUT, dims=(out,), elements="uint8", grad=self.is_last)
         self.made_at = {one.birth: index for index, tick in enumerate(self.ticks) for one in tick.writes}
         self.last = self._output_index()
 
@@ -75,7 +84,7 @@ class BlockTeller:
             self._tell(steps, min(index, self.last), tick)
         self._tell_input(steps)
         self._tell_output(steps)
-        self._tell_skips(steps)
+        self._tell_crossings(steps)
         kept = [(index, step) for index, step in enumerate(steps) if step.any or index == self.last]
         return tuple(
             self._op(number, self.ticks[index], step, is_first=number == 0, is_last=index == self.last)
@@ -93,12 +102,14 @@ class BlockTeller:
         for one in tick.weights:
             step.weights.append((short(one.name, self.cut.module), math.prod(one.shape), _dtype(one.dtype)))
         for one in tick.made:
-            if one is self.grad_in:
-                step.input_grad = True
-                continue
             end = self.tape.backward_tick(self.tape.ended(one))
             if end < self.cut.start and one.bytes in self.shared:  # a tied weight's first gradient waits for its second
                 step.weights.append(self.shared[one.bytes])
+                continue
+            if one.birth in self.sent_births:
+                step.sends.append(
+                    (f"back to {self.sent_births[one.birth].slot}", self.sent_births[one.birth].slot, one.bytes)
+                )
                 continue
             gone = self._index(end)
             name = f"g{self.names[one.birth]}"
@@ -114,6 +125,14 @@ class BlockTeller:
         if one is self.leaves:
             return  # the next block's
         name = self.names[one.birth]
+        lent = self.lent_births.get(one.birth)
+        if lent is not None:
+            steps[index].lends.append((name, lent.slot, one.bytes))
+            steps[-1].holds.append(name)  # the block returns it, so its frames name it to their end
+            if lent.keeper is None:
+                steps[index].caches.append(name)
+            if lent.keeper != self.at:
+                return
         death = self.tape.ended(one)
         if death <= self.tape.turn:
             tick = self.tape.forward_tick(death)
@@ -126,11 +145,10 @@ class BlockTeller:
             steps[max(index, self._index(tick))].saves.append(name)
 
     def _tell_input(self, steps: list[_Step]) -> None:
-        """The tensor that the block before made: when this block lets go of it, and which step makes its gradient."""
+        """The tensor that the block before made: when this block lets go of it."""
         if self.enters is None:
-            if self.cut.role == "layer":  # its input is the batch: no bytes here, no gradient
+            if self.cut.role == "layer":  # its input is the batch: no bytes here
                 steps[0].reads.append(INPUT)
-                steps[0].input_grad = True
             return
         death = self.tape.ended(self.enters)
         if death <= self.tape.turn:
@@ -141,35 +159,34 @@ class BlockTeller:
                 steps[0].caches.append(INPUT)
         else:
             steps[self._index(self.tape.backward_tick(death))].saves.append(INPUT)
-        if not any(step.input_grad for step in steps):
-            steps[0].input_grad = True
         steps[0].reads.append(INPUT)
 
     def _tell_output(self, steps: list[_Step]) -> None:
-        """The next block lets go of the output; where this one saved it too, it is there again for as long.
-
-        Its gradient stays with the step that lets go of it, not with the one that made the output.
-        """
+        """The next block lets go of the output; where this one saved it too, it is there again for as long."""
         if self.leaves is not None and not self.is_last and self.tape.turn < self.tape.ended(self.leaves):
             gone = self.tape.backward_tick(self.tape.ended(self.leaves))
             if self.cut.start <= gone < self.cut.stop:
                 self._hold_back(steps, self._index(gone), "out", self.leaves)
-        if self.grad_out is None:
-            return
-        gone = self._index(self.tape.backward_tick(self.tape.ended(self.grad_out)))
-        if gone < self.last:
-            steps[gone].gradients.append(("gout", self.grad_out.bytes, "the output", ""))
-            steps[self.last].takes.append("gout")
-            steps[self.last].passes.append("gout")
 
-    def _tell_skips(self, steps: list[_Step]) -> None:
-        """Gradients that a later block made for an earlier one lie beside all that the blocks between do."""
-        for number, (made, gone, one) in enumerate(self.skips):
-            if gone < self.at < made:
-                for step in steps:
-                    step.extra += one.bytes
-            elif gone == self.at < made:
-                self._hold_back(steps, self._index(self.tape.backward_tick(self.tape.ended(one))), f"skip{number}", one)
+    def _tell_crossings(self, steps: list[_Step]) -> None:
+        """What earlier parts made and this one reads, and gradients that later parts made and this one lets go of."""
+        for lent in self.borrows:
+            name = self.names[lent.one.birth]
+            read = next(at for at, tick in enumerate(self.ticks) if lent.one.birth in tick.op.reads)
+            steps[min(read, self.last)].reads.append(name)
+            steps[0].borrows.append((name, lent.slot, lent.one.bytes))
+            if lent.keeper == self.at:
+                self._tell_keeping(steps, lent.one, name)
+        for sent in self.receives:
+            gone = self._index(self.tape.backward_tick(self.tape.ended(sent.one)))
+            steps[gone].receives.append((f"back from {sent.slot}", sent.slot, sent.one.bytes))
+
+    def _tell_keeping(self, steps: list[_Step], one: Allocation, name: str) -> None:
+        death = self.tape.ended(one)
+        if death <= self.tape.turn:
+            steps[self._index(self.tape.forward_tick(death))].holds.append(name)
+        else:
+            steps[self._index(self.tape.backward_tick(death) if death <= self.tape.end else 0)].saves.append(name)
 
     def _hold_back(self, steps: list[_Step], gone: int, name: str, one: Allocation) -> None:
         """Something lives from the beginning of this block's backward to that of step ``gone``."""
@@ -186,7 +203,7 @@ class BlockTeller:
         tokens = [(f"{name}.of", 0, what, formula) for name, _, what, formula in step.gradients]
         own = {name for name, *_ in step.writes}
         quiet = tuple(dict.fromkeys(name for name in (*step.reads, *step.holds, *step.saves) if name not in own))
-        reads = (*chain, *step.takes, *((INPUT,) if step.input_grad else ()), *quiet)
+        reads = (*chain, *step.takes, *quiet)
         written = sorted(step.writes, key=lambda one: one[0] != OUTPUT)
         return Op(
             name=f"{number} {tick.op.op}",
@@ -196,15 +213,18 @@ class BlockTeller:
             attrs=FrozenMap(
                 {
                     "reads": tuple(dict.fromkeys(reads)),
-                    "no_grad": tuple(name for name in quiet if not (name == INPUT and step.input_grad)),
+                    "no_grad": quiet,
                     "writes": (*written, *outputs, *tokens),
                     "gradients": tuple(step.gradients),
                     "saves": tuple(step.saves),
                     "holds": tuple(step.holds),
                     "caches": tuple(step.caches),
-                    "passes": tuple(step.passes),
                     "scratch": tuple(step.scratch),
                     "weights": tuple(step.weights),
+                    "lends": tuple(step.lends),
+                    "borrows": tuple(step.borrows),
+                    "sends": tuple(step.sends),
+                    "receives": tuple(step.receives),
                     "backward_scratch": (("extra", step.extra, "temporaries", ""),) if step.extra else (),
                 }
             ),
@@ -224,15 +244,17 @@ class _Step:
     """What is gathered for one Op."""
 
     __slots__ = (
+        "borrows",
         "caches",
         "extra",
         "gradients",
         "holds",
-        "input_grad",
-        "passes",
+        "lends",
         "reads",
+        "receives",
         "saves",
         "scratch",
+        "sends",
         "takes",
         "weights",
         "writes",
@@ -248,16 +270,19 @@ class _Step:
         self.saves: list[str] = []
         self.holds: list[str] = []
         self.caches: list[str] = []
-        self.passes: list[str] = []
-        self.input_grad = False
+        self.lends: list[tuple[str, int, int]] = []
+        self.borrows: list[tuple[str, int, int]] = []
+        self.sends: list[tuple[str, int, int]] = []
+        self.receives: list[tuple[str, int, int]] = []
         self.extra = 0
 
     @property
     def any(self) -> bool:
         lists: Iterable[object] = (
             self.writes, self.scratch, self.gradients, self.weights, self.reads, self.takes, self.saves, self.holds, self.caches,
+            self.borrows, self.sends, self.receives,
         )  # fmt: skip
-        return any(lists) or self.input_grad or bool(self.extra)
+        return any(lists) or bool(self.extra)
 
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
@@ -277,7 +302,7 @@ def _bytes(one: Allocation | None) -> int:
 
 def nothing_before() -> Block:
     """The block before the first layer of a model that begins with one."""
-    output = Tensor(name=OUTPUT, dims=(0,), elements="uint8")
+    output = Tensor(name=OUTPUT, dims=(0,), elements="uint8", grad=False)
     writes = ((OUTPUT, 0, "the batch", ""),)
     op = Op(name="0 batch", kind=KIND, inputs=(), outputs=(output,), attrs=FrozenMap({"writes": writes}))
     return Block(name="embedding", ops=(op,), input=Tensor(name=INPUT, dims=(0,)), output=output, role="embedding")

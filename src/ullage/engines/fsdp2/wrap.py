@@ -134,7 +134,9 @@ class ShardedWrap(Wrap):
         return [*made, *drop([unit.joined_gradient] if unit.flat else [])]
 
     def _prefetch(self, following: Element | None, element: Element) -> list[Node]:
-        """One group ahead, in the reversed order of the forward."""
+        """One group ahead, in the reversed order of the forward. What runs between two layers is no group, and fetches none."""
+        if element.block.role == "between":
+            return []
         unit = self._unit(following)
         if self.resident or unit is None or following is None or not self._reshards(unit, following, element):
             return []
