@@ -70,9 +70,23 @@ def _called(block: Block) -> Iterator[Op]:
     for op in transformers_moe.called(block.family, block.ops):
         if op in norms.values():
             continue
+        if op.kind == "rope" and norms and block.family in _TURNS_FIRST:
+            yield from _turned_first(op, tuple(norms.values()))
+            continue
         yield _stream_first(block, op) if block.family in _STREAM_FIRST else op
-        if op.outputs[0].name in norms:
+        if op.outputs[0].name in norms and block.family not in _TURNS_FIRST:
             yield norms[op.outputs[0].name]
+
+
+def _turned_first(rope: Op, norms: tuple[Op, ...]) -> Iterator[Op]:
+    """The rotary embedding of q and k, then their norms (models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py)."""
+    turned = tuple(replace(out, name=f"{out.name}.unnormed") for out in rope.outputs)
+    yield replace(rope, inputs=tuple(norm.inputs[0] for norm in norms), outputs=turned)
+    for norm, before, after in zip(norms, turned, rope.outputs, strict=True):
+        yield replace(norm, inputs=(before.name,), outputs=(after,))
+
+
+_TURNS_FIRST = frozenset({"hunyuan_v1_dense"})
 
 
 def _stream_first(block: Block, op: Op) -> Op:

@@ -79,17 +79,6 @@ def _centred(tape: Tape, op: Op, source: Value) -> Value:
     return output
 
 
-_OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
-    "cohere": _centred,
-    "gemma": _gemma,
-    "gemma2": _gemma,
-    "gemma3_text": _gemma,
-    "gpt_oss": _wide_rms,
-    "olmo2": _wide_rms,
-}
-"""Models whose norm is another than torch's layer norm or Llama's RMSNorm."""
-
-
 # -- parts
 
 
@@ -151,20 +140,29 @@ def _scaled(tape: Tape, op: Op, source: Value) -> Value:
     return Value(op.outputs[0].name if source.dtype == "fp32" else f"{op.name}.scaled", source.dims, "fp32")
 
 
+def _fp32_layer_norm(tape: Tape, op: Op, source: Value) -> Value:
+    """OlmoLayerNorm: up to fp32, torch's layer norm without parameters, back (models/olmo/modeling_olmo.py)."""
+    wide = tape.cast(source, "fp32", f"{op.name}.fp32")
+    made = _native(tape, op, wide, _scaled(tape, op, source))
+    tape.hold(source)
+    return tape.cast(made, source.dtype, op.outputs[0].name)
+
+
 def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
-    """native_layer_norm: saves its input and two statistics a row. Autocast runs it in fp32 and so casts input and weights."""
-    dtype = tape.weight_dtype
-    reads = source
-    if tape.context.autocast:
-        reads = tape.cast(source, "fp32", f"{op.name}.fp32")
-        dtype = "fp32"
-    output = tape.like(op.outputs[0], dtype)
-    kept = "fp32" if on_cuda(tape.context, "layer norm statistics") else dtype
+    """Autocast runs it in fp32 and so casts input and weights."""
+    dtype = "fp32" if tape.context.autocast else tape.weight_dtype
+    reads = tape.cast(source, "fp32", f"{op.name}.fp32") if tape.context.autocast else source
+    return _native(tape, op, reads, Value(op.outputs[0].name, source.dims, dtype))
+
+
+def _native(tape: Tape, op: Op, reads: Value, output: Value) -> Value:
+    """native_layer_norm: saves its input and two statistics a row."""
+    kept = "fp32" if on_cuda(tape.context, "layer norm statistics") else output.dtype
     statistics = tuple(
-        tape.context.buffer(f"{op.name}.{which}", (*source.rows, 1), kept, f"{op.name} {which}")
+        tape.context.buffer(f"{op.name}.{which}", (*reads.rows, 1), kept, f"{op.name} {which}")
         for which in ("mean", "rstd")
     )
-    tape.emit(
+    return tape.emit(
         op.name,
         (reads,),
         output,
@@ -173,4 +171,15 @@ def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
         saves=(reads, *(one.name for one in statistics)),
         weights=tuple(tape.weight(param.name, param.dims) for param in op.params),
     )
-    return tape.define(output)
+
+
+_OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
+    "cohere": _centred,
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "gpt_oss": _wide_rms,
+    "olmo": _fp32_layer_norm,
+    "olmo2": _wide_rms,
+}
+"""Models whose norm is another than torch's layer norm or Llama's RMSNorm."""

@@ -13,11 +13,11 @@ INTERLEAVES = frozenset({"glm", "glm4"})
 """Models whose every layer repeats cos and sin for the two elements of a pair."""
 _WIDENS = frozenset({"cohere"})
 """Models that turn in fp32."""
-_NARROWS = frozenset({"cohere", "olmo2"})
+_NARROWS = frozenset({"cohere", "olmo", "olmo2"})
 """Models that cast the result back into the type of q and k."""
 
 
-_FP32_TABLES = frozenset({"olmo2"})
+_FP32_TABLES = frozenset({"olmo", "olmo2"})
 """Models whose cos and sin stay in fp32; the others' come in the residual stream's type."""
 
 
