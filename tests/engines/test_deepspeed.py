@@ -166,7 +166,7 @@ RELEASED = {**AHEAD, "stage3_max_reuse_distance": 0}
         (3, {**RELEASED, "params": "fp32"}, 11.0, 15.52 - 2 * GLOO, 15.0),
         (3, AHEAD, 8.5, 11.26 - GLOO, 12.5),
         (3, {**THREE, "stage3_prefetch_bucket_size": 50_000_000}, 8.5, 12.52, 12.52),
-        (3, SMALL, 8.5, 11.76 - GLOO, 12.5),
+        (3, SMALL, 10.5, 11.76 - GLOO, 12.5),
         (
             3,
             {
@@ -222,7 +222,7 @@ def test_16_bit_masters_and_states_take_10_bytes_of_16() -> None:
 def test_host_memory_under_offload(stage: int, params: str, bytes_per_parameter: float) -> None:
     """18 P / N, and twice the largest parameter in stage 2; 20 P / N with parameters offloaded (pinned blocks being powers of two here)."""
     offload = Offload(optimizer="cpu", params=params)  # type: ignore[arg-type]
-    found = run(stage, offload=offload, **SMALL)
+    found = run(stage, offload=offload, **THREE)
     assert found.host_bytes / P == pytest.approx(bytes_per_parameter, abs=0.01)
     assert steady(found) < 3  # weights or shards, and a bucket
 

@@ -6,6 +6,7 @@ Sources: runtime/zero/stage3.py, partition_parameters.py, parameter_offload.py. 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from functools import lru_cache
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
@@ -38,8 +39,10 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
             found.append(
                 (sized("parameters", "frozen parameter shards", held.frozen, job.precision.params, shards=shards), 1)
             )
-    bucket = sized("communication", "reduction bucket", knobs.reduce_bucket, knobs.reduce, why="reduce_bucket_size")
-    found.append((bucket, 1))
+    found += [(item, 1) for item in _between_steps(job, held, knobs)]
+    if knobs.contiguous_gradients:
+        bucket = sized("communication", "reduction bucket", knobs.reduce_bucket, knobs.reduce, why="reduce_bucket_size")
+        found.append((bucket, 1))
     if job.offload.optimizer != "none":
         return found
     found += [
@@ -47,6 +50,21 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
         (sized("gradients", "gradient shards", share, knobs.grads, why="permanent, the accumulator too"), 1),
     ]
     return found
+
+
+@lru_cache(maxsize=512)
+def _between_steps(job: Job, held: Held, knobs: Knobs) -> tuple[Item, ...]:
+    """Whole from one optimizer step's end to the next one's beginning: small parameters, and hpZ's second shards."""
+    dtype, lives = job.precision.params, "between optimizer steps"
+    found = []
+    small = persistent_numel(held, knobs)
+    if small:
+        why = f"each at most {knobs.persistence_threshold} elements"
+        found.append(sized("gathered", "persistent parameters", small, dtype, why=why, lives=lives))
+    if knobs.hpz > 1:
+        whole = held.trainable + held.frozen
+        found.append(sized("gathered", "secondary shards (hpZ)", whole, dtype, shards=knobs.hpz, lives=lives))
+    return tuple(found)
 
 
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
@@ -67,15 +85,10 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
     passes = Passes(
         job=job, rank=rank, replayer=replayer, forward=one.forward, backward=one.backward
     ).all_micro_batches()
-    during = one.during_passes()
-    return Sequence(
-        [
-            Sequence([alloc(item) for item in during]),
-            passes,
-            Sequence([free(item) for item in during]),
-            *_step(job, held, knobs),
-        ]
-    )
+    between = _between_steps(job, held, knobs)
+    let_go = Sequence([free(item) for item in between])
+    gathered_again = Sequence([alloc(item) for item in between], "gather of the persistent parameters")
+    return Sequence([passes, let_go, *_step(job, held, knobs), gathered_again])
 
 
 @frozen
@@ -85,30 +98,6 @@ class _Stage3:
     held: Held
     knobs: Knobs
     replayer: Replayer
-
-    def during_passes(self) -> list[Item]:
-        """Whole from the step before's end to this one's: small parameters, and hpZ's second shards."""
-        dtype = self.job.precision.params
-        small = persistent_numel(self.held, self.knobs)
-        found = []
-        if small:
-            why = f"each at most {self.knobs.persistence_threshold} elements"
-            found.append(
-                sized("gathered", "persistent parameters", small, dtype, why=why, lives="between optimizer steps")
-            )
-        if self.knobs.hpz > 1:
-            whole = self.held.trainable + self.held.frozen
-            found.append(
-                sized(
-                    "gathered",
-                    "secondary shards (hpZ)",
-                    whole,
-                    dtype,
-                    shards=self.knobs.hpz,
-                    lives="between optimizer steps",
-                )
-            )
-        return found
 
     def forward(self, elements: ListLike[Element]) -> Node:
         return self._gathers(elements).forward(self.replayer)
