@@ -33,35 +33,36 @@ def plan(
     A gradient larger than a bucket is reduced alone; it is concatenated too if more than one rank owns it.
     """
     del tied  # a shared weight's gradient is ready only when both its uses have run; it is counted with the embedding
-    total = sum(len(block) for block in numels)
     last_own = max((own.last for own in owns), default=-1)
     bucket = flush = own = 0
-    fill = largest_fill = waiting = 0
-    place = total
-    pending_own = False
+    largest_fill = concatenated = waiting = fill = 0
+    place = start = sum(len(block) for block in numels)  # the bucket has the gradients from place to start
     for ran, block in enumerate(reversed(numels), start=1):
         for numel in reversed(block):
-            place -= 1
             bucket = bucket or ran
             if fill and fill + numel > knobs.reduce_bucket:
                 flush = flush or ran
-                largest_fill = max(largest_fill, fill)
                 waiting = max(waiting, numel)
-                own = own or (ran if pending_own else 0)
-                fill = 0
+                largest_fill, concatenated = _filled(held, range(place, start), fill, largest_fill, concatenated)
+                own = own or (ran if place <= last_own else 0)
+                fill, start = 0, place
             fill += numel
-            pending_own = pending_own or place <= last_own
-    largest_fill = max(largest_fill, fill)
+            place -= 1
+    largest_fill, concatenated = _filled(held, range(place, start), fill, largest_fill, concatenated)
     largest = max((numel for block in numels for numel in block), default=0)
-    alone = largest if largest > knobs.reduce_bucket else 0
     end = len(numels)
-    spans = any(flat.spans_owners(largest_fill) for _, flat in held.flats) or knobs.round_robin
     return Buckets(
         bucket=min(bucket or end, end),
         flush=flush or end,
         own=own or end,
         waiting=waiting,
-        alone=alone,
+        alone=largest if largest > knobs.reduce_bucket else 0,
         filled=largest_fill,
-        concatenated=largest_fill if spans and any(flat.shards > 1 for _, flat in held.flats) else 0,
+        concatenated=concatenated,
     )
+
+
+def _filled(held: Held, places: range, fill: int, largest: int, concatenated: int) -> tuple[int, int]:
+    """The fullest bucket, and the fullest that is concatenated, with one more."""
+    spans = bool(places) and held.spans_owners(places)
+    return max(largest, fill), max(concatenated, fill if spans else 0)

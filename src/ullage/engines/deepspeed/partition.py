@@ -29,10 +29,22 @@ class Own:
 
 @frozen
 class Flat:
-    """A flat group: its parameters' elements in model order, over ``shards`` ranks."""
+    """A flat group: its parameters' elements in model order, over ``shards`` ranks.
+
+    round_robin: it is laid out by turns, every ``shards``-th parameter together (round_robin_gradients).
+    """
 
     numels: tuple[int, ...]
     shards: int
+    round_robin: bool = False
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Places of the parameters in the order in which they are flattened."""
+        places = range(len(self.numels))
+        if not self.round_robin:
+            return tuple(places)
+        return tuple(place for turn in range(self.shards) for place in places[turn :: self.shards])
 
     @property
     def total(self) -> int:
@@ -53,9 +65,9 @@ class Flat:
     def own(self, index: int) -> Own:
         return _own(self, index)
 
-    def spans_owners(self, elements: int) -> bool:
-        """Whether a bucket of this many elements holds slices of more than one rank."""
-        return self.shards > 1 and elements > self.partition
+    def owners(self, place: int) -> tuple[int, int]:
+        """The first and the last rank that own a slice of the parameter at ``place``."""
+        return _owners(self)[place]
 
 
 @lru_cache(maxsize=4096)
@@ -63,7 +75,8 @@ def _own(flat: Flat, index: int) -> Own:
     start, stop = index * flat.partition, (index + 1) * flat.partition
     at = whole = largest = 0
     first, last = len(flat.numels), -1
-    for place, numel in enumerate(flat.numels):
+    for place in flat.layout:
+        numel = flat.numels[place]
         mine = min(stop, at + numel) - max(start, at)
         if mine > 0:
             whole += numel
@@ -71,6 +84,17 @@ def _own(flat: Flat, index: int) -> Own:
             first, last = min(first, place), place
         at += numel
     return Own(whole=whole, largest_slice=largest, first=first, last=last)
+
+
+@lru_cache(maxsize=512)
+def _owners(flat: Flat) -> tuple[tuple[int, int], ...]:
+    found = [(0, 0)] * len(flat.numels)
+    at = 0
+    for place in flat.layout:
+        end = at + flat.numels[place]
+        found[place] = (at // flat.partition, max(at, end - 1) // flat.partition)
+        at = end
+    return tuple(found)
 
 
 def is_trainable(job: Job, param: LocalParam) -> bool:
@@ -102,6 +126,13 @@ class Held:
     def numels(self) -> tuple[int, ...]:
         return self.dense.numels + self.expert.numels
 
+    def spans_owners(self, places: range) -> bool:
+        """Whether the gradients at these places (of all in model order) are more than one rank's. With experts: whether they may be."""
+        if self.expert.numels:
+            return max(self.dense.shards, self.expert.shards) > 1
+        owners = {owner for place in places for owner in self.dense.owners(place)}
+        return len(owners) > 1
+
 
 @lru_cache(maxsize=512)
 def held(job: Job, rank: Rank) -> Held:
@@ -116,9 +147,10 @@ def held(job: Job, rank: Rank) -> Held:
             dense += [one.numel for one in here if not one.expert and is_trainable(job, one)] * run.repeat
             expert += [one.numel for one in here if one.expert and is_trainable(job, one)] * run.repeat
             frozen += sum(one.numel for one in here if not is_trainable(job, one)) * run.repeat
+    by_turns = job.engine.zero_stage < 3 and job.engine.options.get("round_robin_gradients") is True
     return Held(
-        dense=Flat(numels=tuple(dense), shards=data_parallel(job)),
-        expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp),
+        dense=Flat(numels=tuple(dense), shards=data_parallel(job), round_robin=by_turns),
+        expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp, round_robin=by_turns),
         frozen=frozen,
     )
 

@@ -32,7 +32,10 @@ _ADD = GradRule(mode="add")
 def static(job: Job, held: Held, knobs: Knobs) -> Static:
     found = states.flat_weights(job, held)
     if job.offload.optimizer != "none":
-        return found
+        largest = max(held.numels, default=0)
+        why = "the largest parameter's, temp_grad_buffer_for_gpu_offload"
+        buffer = sized("communication", "gradient on its way from the host", largest, job.precision.params, why=why)
+        return [*found, (buffer, 1)]
     for name, flat in held.flats:
         master = sized("optimizer", f"master partition ({name})", flat.padded, knobs.master, shards=flat.shards)
         found.append((master, 1))
@@ -110,8 +113,7 @@ def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool) -> 
 def _own_gradients(one: Owner) -> list[Node]:
     if not one.offloads:
         return [alloc(one.own)]
-    staging = states.transient("gradient on its way to the host", one.held.dense.largest, one.knobs.grads, "backward")
-    return [alloc(staging), states.norm_of_one_slice(one.largest_slice, "fp64"), free(staging)]
+    return [states.norm_of_one_slice(one.largest_slice, "fp64")]  # and they go to the host, out of the bucket
 
 
 def _flush(one: Owner, where: Buckets) -> Node:
@@ -150,46 +152,66 @@ class _Flushing(Wrap):
 
 def _stage_1(one: Owner) -> Node:
     grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
+    bucket = _bucket_at_the_first_gradient(one) if one.knobs.stage1_buckets else Sequence([])
+
+    def backward(elements: ListLike[Element], first: bool) -> Node:
+        if not first or not bucket.changes:
+            return grads.backward(elements, first)
+        return Sequence([grads.backward(elements[-1:], first), bucket, grads.backward(elements[:-1], first)])
+
     passes = Passes(
-        job=one.job, rank=one.rank, replayer=one.replayer, forward=plain_forward(one.replayer), backward=grads.backward
+        job=one.job, rank=one.rank, replayer=one.replayer, forward=plain_forward(one.replayer), backward=backward
     ).all_micro_batches()
     if not one.knobs.stage1_buckets:
         return Sequence([grads.before, passes, *_flattened_reduction(one, grads.items)])
-    nodes: list[Node] = []
-    if not uses_pipeline_engine(one.job):  # the pipeline engine allocates the bucket at the boundary
-        grads_first = [alloc(one.bucket)] if one.job.data.grad_accum > 1 else []
-        nodes = [*grads_first]
-    early = bool(nodes)
-    reduction = Sequence([*([] if early else [alloc(one.bucket)]), *_boundary(one, grads.items), free(one.bucket)])
-    after = Sequence([free(one.own)])
-    return Sequence([*nodes, grads.before, passes, Sequence([reduction], "gradient reduction"), *_step(one, after)])
+    at_the_end = Sequence([] if bucket.changes else [alloc(one.bucket)])
+    reduction = Sequence([at_the_end, *_boundary(one, grads.items), free(one.bucket)], "gradient reduction")
+    after = Sequence([] if one.offloads else [free(one.own)])
+    return Sequence([grads.before, passes, reduction, *_step(one, after)])
+
+
+def _bucket_at_the_first_gradient(one: Owner) -> Node:
+    """Every gradient's hook sees to the bucket (setup_buckets); the pipeline engine does so at the boundary (reduce_gradients)."""
+    return Sequence([] if uses_pipeline_engine(one.job) else [alloc(one.bucket)])
 
 
 def _boundary(one: Owner, items: tuple[tuple[Item, int], ...]) -> list[Node]:
-    """The last backward's end: gradients are copied into the bucket in model order; own ones move on into a buffer of their own."""
+    """The last backward's end: gradients are copied into the bucket in model order; own ones move on, into a buffer of their own or to
+    the host."""
     nodes: list[Node] = []
-    fill = 0
-    owned = False
-    firsts = [own.first for own in one.owns]
+    filled: list[int] = []  # elements of each gradient in the bucket
+    first = min((own.first for own in one.owns), default=0)
+    last = max((own.last for own in one.owns), default=-1)
+    moved = False
 
-    def flush(elements: int) -> list[Node]:
-        found: list[Node] = []
-        if any(flat.spans_owners(elements) for _, flat in one.held.flats) and one.job.layout.dp > 1:
-            concat = states.transient("concatenated bucket", elements, one.knobs.reduce, "reduction")
-            found.append(states.pulse(concat))
-        return found
+    def flush(end: int) -> None:
+        nonlocal moved
+        places = range(end - len(filled), end)
+        nodes.append(_concatenated(one, places, sum(filled)))
+        mine = [numel for place, numel in zip(places, filled, strict=True) if first <= place <= last]
+        if mine and (one.offloads or not moved):
+            nodes.append(_moved_on(one, min(max(mine), one.largest_slice)))
+            moved = True
+        filled.clear()
 
-    for at, (item, numel) in enumerate(items):
-        if fill and fill + numel > one.knobs.reduce_bucket:
-            nodes += flush(fill)
-            if not owned and at >= min(firsts, default=0):
-                nodes.append(alloc(one.own))
-                owned = True
-            fill = 0
+    for place, (item, numel) in enumerate(items):
+        if filled and sum(filled) + numel > one.knobs.reduce_bucket:
+            flush(place)
         nodes.append(free(item))
-        fill += numel
-    nodes += flush(fill)
-    return nodes if owned else [*nodes, alloc(one.own)]
+        filled.append(numel)
+    flush(len(items))
+    return nodes if moved or one.offloads else [*nodes, alloc(one.own)]
+
+
+def _concatenated(one: Owner, places: range, elements: int) -> Node:
+    if not places or not one.held.spans_owners(places):
+        return Sequence([])
+    return states.pulse(states.transient("concatenated bucket", elements, one.knobs.reduce, "reduction"))
+
+
+def _moved_on(one: Owner, largest_slice: int) -> Node:
+    """All own gradients have one buffer; a host takes them one by one, when their norms are known."""
+    return states.norm_of_one_slice(largest_slice, "fp64") if one.offloads else alloc(one.own)
 
 
 def _flattened_reduction(one: Owner, items: tuple[tuple[Item, int], ...]) -> list[Node]:
