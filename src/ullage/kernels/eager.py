@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ullage import dtypes
-from ullage.kernels.step import Buffer, Context, Step, WeightGrad
+from ullage.kernels.step import Buffer, Context, Fit, Step, WeightGrad
 from ullage.model.graph import Block, Dim, Tensor
 
 
@@ -79,6 +79,7 @@ class Tape:
         no_grad: Iterable[Value] = (),
         scratch: tuple[Buffer, ...] = (),
         backward_scratch: tuple[Buffer, ...] = (),
+        fits: tuple[Fit, ...] = (),
         weights: tuple[WeightGrad, ...] = (),
         summed: Iterable[str] = (),
         view_grads: Iterable[Value] = (),
@@ -96,6 +97,7 @@ class Tape:
                 no_grad=tuple(value.name for value in no_grad),
                 scratch=scratch,
                 backward_scratch=backward_scratch,
+                fits=fits,
                 weights=weights,
                 summed=tuple(summed),
                 view_grads=tuple(value.name for value in view_grads),

@@ -47,6 +47,18 @@ class Crossing:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A gradient that a node makes in another shape or type than its read's: once the node has returned, the engine sums it to the
+    read's shape (``total``, where the sum has another type than the read) and casts it (torch/csrc/autograd/engine.cpp,
+    validate_outputs).
+    """
+
+    read: str
+    made: Buffer
+    total: Buffer | None = None
+
+
 @frozen
 class Step:
     """One autograd node.
@@ -55,6 +67,7 @@ class Step:
     a view that covers a part of it is a Buffer of its own size.
     saves: names among reads, writes and aliases that stay until this step's backward.
     scratch: live during the forward alone; backward_scratch: during the backward alone.
+    fits: reads whose gradient is not made as the read is.
     passes: reads whose gradient *is* the gradient of the first output (residual adds, views, in-place kernels).
     offloads: saved names that move to the host after the forward and come back for this step's backward.
     reuses: reads (saved ones) over whose own storage their gradient is written.
@@ -79,6 +92,7 @@ class Step:
     saves: tuple[str, ...] = ()
     scratch: tuple[Buffer, ...] = ()
     backward_scratch: tuple[Buffer, ...] = ()
+    fits: tuple[Fit, ...] = ()
     passes: tuple[str, ...] = ()
     reuses: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()

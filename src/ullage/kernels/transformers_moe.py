@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer, Step, WeightGrad
+from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
 from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
@@ -181,16 +181,15 @@ def combine(tape: Tape, op: Op) -> Value:
     rows, source = tape[op.inputs[0]], tape["dispatch.weights"]
     dtype = promote(rows.dtype, source.dtype)
     weighted = Value("combine.weighted", rows.dims, dtype)
-    both = [tape.scratch("combine.product", rows, dtype)]
-    if dtype != rows.dtype:
-        both.append(tape.scratch("combine.rows_grad", rows, dtype))
+    narrowed = (Fit(rows.name, tape.scratch("combine.rows_grad", rows, dtype)),) if dtype != rows.dtype else ()
+    total = tape.scratch("combine.weights_grad", source, dtype) if dtype != source.dtype else None
     tape.emit(
         weighted.name,
         (rows, source),
         weighted,
         what="experts' output, weighted",
         saves=(rows, source),
-        backward_scratch=tuple(both),
+        fits=(*narrowed, Fit(source.name, tape.scratch("combine.product", rows, dtype), total)),
     )
     inverse = tape.context.buffer("combine.inverse", (ROUTED,), "int64", "combine: inverse permutation")
     numbers = tape.context.buffer("combine.numbers", (ROUTED,), "int64", "combine: numbers of the slots")
@@ -205,11 +204,11 @@ def combine(tape: Tape, op: Op) -> Value:
         saves=(order,),
         no_grad=(order,),
     )
-    total = Value("combine.sum", op.outputs[0].dims, dtype)
+    summed = Value("combine.sum", op.outputs[0].dims, dtype)
     output = tape.like(
         op.outputs[0], tape["attention_in"].dtype if "attention_in" in tape.values else tape.context.residual
     )
-    final = total if dtype != output.dtype else output
+    final = summed if dtype != output.dtype else output
     tape.emit(final.name, (ordered,), final, what="combined output of the experts")
     if final is not output:
         tape.cast(final, output.dtype, output.name)
@@ -228,5 +227,5 @@ def shared_gate(tape: Tape, op: Op) -> Value:
     gate = Value("shared_gate.sigmoid", raw.dims, raw.dtype)
     tape.emit(gate.name, (raw,), gate, saves=(gate,))
     output = tape.like(op.outputs[0], shared.dtype)
-    product = (tape.scratch("shared_gate.product", shared),)
-    return tape.emit(op.name, (gate, shared), output, saves=(gate, shared), backward_scratch=product)
+    product = Fit(gate.name, tape.scratch("shared_gate.product", shared))
+    return tape.emit(op.name, (gate, shared), output, saves=(gate, shared), fits=(product,))

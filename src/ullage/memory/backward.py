@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ullage.kernels.step import Crossing, Step, WeightGrad
+from ullage.kernels.step import Buffer, Crossing, Step, WeightGrad
 from ullage.memory.block import BlockSteps, boundary_grad, carried_grad
 from ullage.memory.forward import Forward
 from ullage.memory.program import Item
@@ -94,7 +94,7 @@ class Backward:
             storage.holders.add(("new", name))
         if recomputed := self._is_recomputed(index):
             self._let_go_of_saved(index)
-        if arriving and step.summed:
+        if arriving:
             late, later = self._summed(step, arriving)
             for name, storage in late:
                 storage.holders.add(("new", name))
@@ -123,17 +123,30 @@ class Backward:
             if name in self._live:
                 self._live.let_go(name, ("saved", index))
 
+    def _fitted(self, step: Step, arriving: list[str]) -> list[tuple[str, Storage]]:
+        fitted = []
+        for fit in step.fits:
+            made = self._transient(fit.made, step)
+            if fit.total is not None:
+                total = self._transient(fit.total, step)
+                self._live.alloc(total)
+                self._live.free(made)
+                made = total
+            fitted.append((fit.read, self._gradient(step, fit.read, arriving[0])))
+            self._live.free(made)
+        return fitted
+
+    def _transient(self, buffer: Buffer, step: Step) -> Item:
+        return self._items.tensor(buffer, "transient", f"backward of {step.name}")
+
     def _gradients(self, step: Step, arriving: list[str]) -> _Made:
         """What a node's own backward makes, handed on after it has let go of its own: gradients of its reads, and of weights
         those that the engine takes at once."""
-        scratch = [
-            self._items.tensor(buffer, "transient", f"backward of {step.name}") for buffer in step.backward_scratch
-        ]
-        self._live.alloc(*scratch)
+        scratch = [self._transient(buffer, step) for buffer in step.backward_scratch]
+        self._live.alloc(*scratch, *(self._transient(fit.made, step) for fit in step.fits))
+        later = {*step.no_grad, *step.summed, *(fit.read for fit in step.fits)}
         made = [
-            (name, self._gradient(step, name, arriving[0]))
-            for name in dict.fromkeys(step.reads)
-            if name not in step.no_grad and name not in step.summed
+            (name, self._gradient(step, name, arriving[0])) for name in dict.fromkeys(step.reads) if name not in later
         ]
         self._live.alloc(*self._crossing(step.sends))
         taken = self._of_weights(weight for weight in step.weights if weight.param not in step.summed)
@@ -141,8 +154,9 @@ class Backward:
         return made, taken
 
     def _summed(self, step: Step, arriving: list[str]) -> _Made:
-        """Gradients that the engine sums out of the output's when the node's own function has returned."""
-        made = [(name, self._gradient(step, name, arriving[0])) for name in step.reads if name in step.summed]
+        """Gradients that the engine sums, or sums and casts, when the node's own function has returned."""
+        made = self._fitted(step, arriving)
+        made += [(name, self._gradient(step, name, arriving[0])) for name in step.reads if name in step.summed]
         return made, self._of_weights(weight for weight in step.weights if weight.param in step.summed)
 
     def _of_weights(self, weights: Iterable[WeightGrad]) -> list[tuple[WeightGrad, Item]]:
