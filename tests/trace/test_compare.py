@@ -6,9 +6,8 @@ import pytest
 
 from ullage.trace import compare
 from ullage.trace.compare import ATTENTIONS, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
-from ullage.trace.families import EAGER_ONLY, FAMILIES, SPARSE
+from ullage.trace.families import EAGER_ONLY, FAMILIES
 
-DENSE = [family for family in FAMILIES if family not in SPARSE]
 MODES = [
     ("bf16", "sdpa", "none"),
     ("autocast", "eager", "full"),
@@ -21,7 +20,7 @@ MODES = [
 
 def _cases() -> list[Case]:
     modes = cycle(MODES)
-    chosen = [Case(family, *next(modes)) for family in DENSE for _ in range(2)]
+    chosen = [Case(family, *next(modes)) for family in FAMILIES for _ in range(2)]
     return [case._replace(attention="eager") if case.family in EAGER_ONLY else case for case in chosen]
 
 
