@@ -92,7 +92,7 @@ def cases(families: Sequence[str] = tuple(FAMILIES)) -> Iterator[Case]:
 def rows(case: Case) -> list[Row]:
     """Every block of a case."""
     config = configured(case)
-    found = trace(factory(case, config), name=str(case), ops=True, like="cpu")
+    found = _traced(case, config)
     traced = traced_sizes(found)
     if case.recompute != "none":
         del traced["embedding"]
@@ -140,6 +140,11 @@ def factory(case: Case, config: Any) -> Factory:
         return model, None, step
 
     return made
+
+
+def _traced(case: Case, config: Any) -> Trace:
+    """One step: without an optimizer the second is like the first."""
+    return trace(factory(case, config), name=str(case), steps=1, ops=True, like="cpu")
 
 
 def traced_sizes(found: Trace) -> dict[str, Sizes]:
@@ -254,7 +259,7 @@ def context(case: Case, graph: Graph) -> Context:
 def unlike(row: Row) -> list[str]:
     """What makes a block's numbers differ: what one side allocates more often than the other, by op and by line of the ledger."""
     config = configured(row.case)
-    tape = Tape(trace(factory(row.case, config), ops=True, like="cpu"))
+    tape = Tape(_traced(row.case, config))
     cuts = parts(tape.trace.modules, tape.forward)
     at, cut = next((at, cut) for at, cut in enumerate(cuts) if _name(cut, cuts) == row.block)
     program = _programs(row.case, config)[at]
