@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.kernels.step import Buffer, Segment, Step, WeightGrad
+from ullage.kernels.step import Buffer, Fit, Segment, Step, WeightGrad
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary, boundary_grad
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.program import Sequence, alloc, events, free, net
@@ -92,6 +92,35 @@ def test_a_gradient_written_over_what_was_saved_takes_no_room() -> None:
     copying = (steps[0], replace(steps[1], reuses=()))
     assert replay(copying).backward.peak_bytes == 64 * K  # a second tensor of logits, before the first is let go
     assert replay(steps).backward.peak_bytes == 0  # the input's gradient replaces the loss' own
+
+
+BROADCAST = (
+    Step(name="up", reads=("x",), writes=(made("u", 16),)),
+    Step(name="gate", reads=("x",), writes=(made("g", 1),)),
+    Step(
+        name="mul",
+        reads=("u", "g"),
+        writes=(made("p", 16),),
+        saves=("u", "g"),
+        fits=(Fit("g", made("whole", 16)),),
+    ),
+    Step(name="sum", reads=("p",), writes=(made("y"),)),
+)
+
+
+def test_a_broadcast_gradient_is_made_whole_and_summed_beside_what_was_saved() -> None:
+    of_p, of_u, whole, of_y, of_g = 16, 16, 16, 4, 1
+    assert replay(BROADCAST).backward.peak_bytes == (of_p - of_y + of_u + whole + of_g) * K
+
+
+def test_a_checkpoint_lets_go_of_what_it_unpacked_before_that_sum() -> None:
+    """u and g, recomputed, are gone when the gradient of g is summed; reentrant, they are saved as in any other run."""
+    of_p, of_u, whole, of_y, of_g, recomputed = 16, 16, 16, 4, 1, 16 + 1
+    before_the_sum = of_p - of_y + of_u + whole + recomputed
+    segment = Segment(start=0, stop=4, early_stop=True)
+    assert replay(BROADCAST, segments=(segment,)).backward.peak_bytes == before_the_sum * K
+    reentrant = replace(segment, early_stop=False, reentrant=True)
+    assert replay(BROADCAST, segments=(reentrant,)).backward.peak_bytes > (before_the_sum + of_g) * K
 
 
 def test_two_steps_may_not_make_one_name() -> None:

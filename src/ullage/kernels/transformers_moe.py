@@ -15,7 +15,7 @@ from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, mat
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
 _TOKENS: tuple[Dim, ...] = (BATCH, SEQ_SP)
-_FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3"})
+_FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2"})
 """Models whose router computes in fp32 from the stream on."""
 
 
@@ -64,9 +64,9 @@ def _top_k(tape: Tape, probs: Value) -> Value:
 
 def _sum_to_one(tape: Tape, best: Value, name: str) -> Value:
     """best /= best.sum(): in place, so that autograd keeps a copy of what it overwrites."""
-    total = tape.emit("router.sum", (best,), Value("router.sum", (*_TOKENS, 1), "fp32"))
+    total = tape.emit("router.sum", (best,), Value("router.sum", (*_TOKENS, 1), best.dtype))
     kept = tape.context.buffer(
-        "router.best_kept", best.dims, "fp32", "routing probabilities before they are normalised"
+        "router.best_kept", best.dims, best.dtype, "routing probabilities before they are normalised"
     )
     out = Value(name, best.dims, best.dtype)
     quotient = tuple(tape.scratch(f"router.quotient{at}", best) for at in range(3))
@@ -85,18 +85,25 @@ def _sum_to_one(tape: Tape, best: Value, name: str) -> Value:
 
 
 def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
-    """DeepSeek: the stream and the weight in fp32, scores by sigmoid (or softmax), choice by groups without gradients."""
+    """DeepSeek: the stream and the weight in fp32, scores by sigmoid (or an fp32 softmax), choice by groups without gradients.
+
+    Autocast casts both back, so that under it logits are in the compute type.
+    """
     context = tape.context
     param = op.params[0]
     wide = tape.cast(source, "fp32", "router.input")
-    weight: WeightGrad = context.weight(param.name, param.dims, "fp32", fusable=True)
-    logits = Value("router.logits", (*_TOKENS, "router"), "fp32")
-    tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,))
-    probs = Value("router.probs", logits.dims, "fp32")
-    tape.emit(probs.name, (logits,), probs, what="routing scores", saves=(probs,))
+    logits = Value("router.logits", (*_TOKENS, "router"), context.compute if context.autocast else "fp32")
+    if context.autocast:
+        matmul(tape, logits.name, wide, [(param.name, param.dims)], logits, rows=True)
+    else:
+        weight: WeightGrad = context.weight(param.name, param.dims, "fp32", fusable=True)
+        tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,))
+    scored = tape.cast(logits, "fp32", "router.fp32") if tape.family == "deepseek_v2" else logits
+    probs = Value("router.probs", logits.dims, scored.dtype)
+    tape.emit(probs.name, (scored,), probs, what="routing scores", saves=(probs,))
     indices = context.buffer("router.indices", (*_TOKENS, "top_k"), "int64", "experts of each token")
-    best = Value("router.best", (*_TOKENS, "top_k"), "fp32")
-    choice = tuple(tape.scratch(f"router.choice{at}", probs) for at in range(2))
+    best = Value("router.best", (*_TOKENS, "top_k"), probs.dtype)
+    choice = tuple(tape.scratch(f"router.choice{at}", probs, "fp32") for at in range(2))
     tape.emit(
         best.name,
         (probs,),
@@ -107,7 +114,7 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
         scratch=choice,
     )
     tape.define(Value(indices.name, (), "int64"))
-    if tape.family == "deepseek_v3":
+    if op.attrs["normed"]:
         best = _sum_to_one(tape, best, "router.best_normalised")
     return tape.scale(best, "scores")
 

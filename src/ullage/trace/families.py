@@ -21,6 +21,23 @@ COMMON: Mapping[str, object] = {
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 520}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_SHARED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
 _NO_KV = {key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "head_dim")}
 
 FAMILIES: Mapping[str, Mapping[str, object]] = {
@@ -50,6 +67,10 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "qwen3_moe": {**COMMON, **_MOE, "norm_topk_prob": True},
     "qwen2_moe": {**COMMON, **_MOE, "shared_expert_intermediate_size": 80},
     "olmoe": {**COMMON, **_MOE},
+    "glm4_moe": {**COMMON, **_SHARED},
+    "deepseek_v3": {**_NO_KV, **_SHARED, **_LATENT},
+    "glm4_moe_lite": {**_NO_KV, **_SHARED, **_LATENT},
+    "deepseek_v2": {**_NO_KV, **_SHARED, **_LATENT},
 }
 EAGER_ONLY = frozenset({"gemma2"})
 """Families whose classes refuse sdpa (a cap on the attention's logits)."""

@@ -15,7 +15,9 @@ def spec(keys: Keys) -> DecoderSpec:
     return replace(base, qkv_bias=bias, out_bias=bias, experts=experts(keys, base.layers))
 
 
-def experts(keys: Keys, layers: int, *, routed: int | None = None, dense: int = 0) -> Experts | None:
+def experts(
+    keys: Keys, layers: int, *, routed: int | None = None, dense: int = 0, normed: bool = False
+) -> Experts | None:
     """Routed and shared experts in DeepSeek's keys; None where the model is dense. The defaults are the family's."""
     count = keys.optional("n_routed_experts", "num_experts") if keys.has("n_routed_experts") else routed
     first = keys.count("first_k_dense_replace", default=dense)
@@ -30,5 +32,6 @@ def experts(keys: Keys, layers: int, *, routed: int | None = None, dense: int = 
         top_k=keys.size("num_experts_per_tok"),
         ffn=ffn,
         shared_ffn=shared * ffn,
+        normed=keys.flag("norm_topk_prob", default=normed),
         dense_layers=dense_layers(layers, lambda index: index >= first and index % every == 0),
     )

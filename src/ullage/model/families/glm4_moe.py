@@ -12,7 +12,7 @@ from ullage.model.standard import standard
 
 def spec(keys: Keys) -> DecoderSpec:
     base = standard(keys, kv_heads=8, rope_fraction=0.5)
-    experts = deepseek.experts(keys, base.layers, routed=128, dense=1)
+    experts = deepseek.experts(keys, base.layers, routed=128, dense=1, normed=True)
     return replace(
         base,
         qkv_bias=keys.flag("attention_bias", default=False),

@@ -12,7 +12,7 @@ from ullage.model.standard import standard
 
 def spec(keys: Keys) -> DecoderSpec:
     base = deepseek_v2.with_latent(keys, standard(keys, head_dim=64), q_rank=768)
-    experts = deepseek.experts(keys, base.layers, routed=64, dense=1)
+    experts = deepseek.experts(keys, base.layers, routed=64, dense=1, normed=True)
     return replace(
         base,
         experts=replace(experts, score_bias=True) if experts else None,
