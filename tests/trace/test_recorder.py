@@ -103,3 +103,47 @@ def test_cuda_choices_are_taken_by_default() -> None:
     like_cuda, like_cpu = trace(factories.mlp), trace(factories.mlp, like="cpu")
     assert any(one.op.startswith("aten._foreach") for one in like_cuda.allocations)
     assert not any(one.op.startswith("aten._foreach") for one in like_cpu.allocations)
+
+
+class _OwnSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + 1.0 * gradient
+
+
+def _backward_ops(forward) -> list[str]:
+    """The ops that allocate in the backward of a weight's function."""
+
+    def factory():
+        weight = nn.Linear(8, 8, bias=False)
+
+        def step():
+            forward(weight.weight * 1.5).sum().backward()
+            weight.zero_grad()
+
+        return weight, None, step
+
+    found = trace(factory, like="cpu")
+    start, stop = found.span(2, "backward")
+    return [one.op for one in found.allocations if start <= one.birth < stop]
+
+
+def test_gradients_are_added_in_place_where_nobody_else_holds_the_first() -> None:
+    def shared(value):
+        older, younger = value.sin(), value.cos()
+        return (value + older) * 3.0 + younger
+
+    assert "aten.add" not in _backward_ops(lambda value: value.sin() + value.cos() + value.exp())
+    assert _backward_ops(shared).count("aten.add") == 1  # beside the inner sum's gradient, for which older still waits
+
+
+def test_an_index_writes_its_gradient_into_zeros() -> None:
+    assert "aten.index_put" not in _backward_ops(lambda value: value[torch.tensor([1, 0, 2])])
+
+
+def test_a_sum_in_a_backward_of_ones_own_is_a_tensor() -> None:
+    assert "aten.add" in _backward_ops(_OwnSum.apply)
