@@ -8,21 +8,28 @@ from ullage.frozen import frozen
 
 
 @frozen
-class Buckets:
-    """Moments of a backward as numbers of blocks (last first) that have run, and sizes in elements.
+class Flush:
+    """One reduction of a bucket, in elements.
 
-    bucket: it is allocated; flush: the first one is full; own: the first own gradients are reduced.
-    waiting: the largest gradient that waits for room; alone: the largest that no bucket takes, 0 where none is.
-    filled: the fullest bucket; concatenated: the same if more than one rank owns it, else 0.
+    waiting: the gradient that there was no room for (0 at the end). filled: what the bucket has. concatenated: the same if it is more
+    than one rank's, else 0. alone: of a gradient that no bucket takes, which is there itself meanwhile.
     """
+
+    waiting: int
+    filled: int
+    concatenated: int
+    alone: int
+
+
+@frozen
+class Buckets:
+    """Moments of a backward as numbers of blocks (last first) that have run: bucket: it is allocated; flush: the first one is full;
+    own: the first own gradients are reduced. flushes: every kind of reduction that the backward has."""
 
     bucket: int
     flush: int
     own: int
-    waiting: int
-    alone: int
-    filled: int
-    concatenated: int
+    flushes: frozenset[Flush]
 
 
 def plan(
@@ -34,35 +41,29 @@ def plan(
     """
     del tied  # a shared weight's gradient is ready only when both its uses have run; it is counted with the embedding
     last_own = max((own.last for own in owns), default=-1)
-    bucket = flush = own = 0
-    largest_fill = concatenated = waiting = fill = 0
+    bucket = flush = own = fill = 0
+    flushes: set[Flush] = set()
     place = start = sum(len(block) for block in numels)  # the bucket has the gradients from place to start
     for ran, block in enumerate(reversed(numels), start=1):
         for numel in reversed(block):
             bucket = bucket or ran
             if fill and fill + numel > knobs.reduce_bucket:
                 flush = flush or ran
-                waiting = max(waiting, numel)
-                largest_fill, concatenated = _filled(held, range(place, start), fill, largest_fill, concatenated)
+                flushes.add(_flush(held, range(place, start), fill, numel, knobs))
                 own = own or (ran if place <= last_own else 0)
                 fill, start = 0, place
             fill += numel
             place -= 1
-    largest_fill, concatenated = _filled(held, range(place, start), fill, largest_fill, concatenated)
-    largest = max((numel for block in numels for numel in block), default=0)
+    if fill:
+        flushes.add(_flush(held, range(place, start), fill, 0, knobs))
     end = len(numels)
-    return Buckets(
-        bucket=min(bucket or end, end),
-        flush=flush or end,
-        own=own or end,
+    return Buckets(bucket=min(bucket or end, end), flush=flush or end, own=own or end, flushes=frozenset(flushes))
+
+
+def _flush(held: Held, places: range, fill: int, waiting: int, knobs: Knobs) -> Flush:
+    return Flush(
         waiting=waiting,
-        alone=largest if largest > knobs.reduce_bucket else 0,
-        filled=largest_fill,
-        concatenated=concatenated,
+        filled=fill,
+        concatenated=fill if held.spans_owners(places) else 0,
+        alone=fill if fill > knobs.reduce_bucket else 0,
     )
-
-
-def _filled(held: Held, places: range, fill: int, largest: int, concatenated: int) -> tuple[int, int]:
-    """The fullest bucket, and the fullest that is concatenated, with one more."""
-    spans = bool(places) and held.spans_owners(places)
-    return max(largest, fill), max(concatenated, fill if spans else 0)

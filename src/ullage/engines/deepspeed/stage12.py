@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
-from ullage.engines.deepspeed.buckets import Buckets, plan
+from ullage.engines.deepspeed.buckets import Buckets, Flush, plan
 from ullage.engines.deepspeed.grads import is_tied_here, whole_gradients
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.owner import Owner, owner
@@ -22,7 +22,7 @@ from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule
 from ullage.memory.chunk import Element, Replayer, Wrap
-from ullage.memory.program import Item, Node, Sequence, alloc, free
+from ullage.memory.program import EMPTY, Item, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -117,18 +117,23 @@ def _own_gradients(one: Owner) -> list[Node]:
 
 
 def _flush(one: Owner, where: Buckets) -> Node:
+    """The reduction that takes most of those that the backward has."""
+    return max((_reduction(one, flush) for flush in where.flushes), key=lambda node: node.peak_bytes, default=EMPTY)
+
+
+def _reduction(one: Owner, flush: Flush) -> Node:
     """A full bucket's reduction, while the gradient that did not fit waits; one that no bucket takes is still there itself."""
     lives = "gradient reduction"
     params, grads = one.job.precision.params, one.bucket_dtype
     live = [
-        states.transient("gradient that waits for the bucket", where.waiting, params, lives),
-        states.transient("gradient larger than the bucket", where.alone, params, lives, why="reduced alone"),
+        states.transient("gradient that waits for the bucket", flush.waiting, params, lives),
+        states.transient("gradient larger than the bucket", flush.alone, params, lives, why="reduced alone"),
     ]
-    elements = where.filled if one.sums_in_fp32 else where.concatenated
+    elements = flush.filled if one.sums_in_fp32 else flush.concatenated
     why = "slices of more than one owner, or of a sum in fp32"
     live.append(states.transient("concatenated bucket", elements, grads, lives, why=why))
     if one.knobs.reduce != grads:
-        live.append(states.transient("bucket in the type of the all-reduce", where.filled, one.knobs.reduce, lives))
+        live.append(states.transient("bucket in the type of the all-reduce", flush.filled, one.knobs.reduce, lives))
     if one.sums_in_fp32:
         live.append(states.transient("fp32 copy of one slice", one.largest_slice, "fp32", "sum in fp32"))
     held = [item for item in live if item.bytes]

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
-from ullage.engines.deepspeed.buckets import Buckets, plan
+from ullage.engines.deepspeed.buckets import Buckets, Flush, plan
 from ullage.engines.deepspeed.gathers import Gathers, persistent_numel
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held, data_parallel, element_numels
@@ -19,7 +19,7 @@ from ullage.engines.deepspeed.states import Static
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Element, Replayer
-from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free
+from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -116,15 +116,21 @@ class _Stage3:
 
         A single gradient that divides evenly (one larger than the bucket) is reduced in place: it is there itself instead."""
         lives = "gradient reduction"
-        waiting = states.transient(
-            "gradient that waits for the bucket", where.waiting, self.job.precision.params, lives
-        )
-        concat = states.transient("concatenated bucket", where.filled, self.knobs.reduce, lives)
-        nodes: list[Node] = [Sequence([alloc(waiting), alloc(concat), free(concat), free(waiting)])]
+        nodes = [
+            max((self._reduction(flush) for flush in where.flushes), key=lambda one: one.peak_bytes, default=EMPTY)
+        ]
         if self.job.offload.optimizer != "none":
             elements = min(self.held.dense.largest // self.held.dense.shards, _HOST_NORM_ELEMENTS)
             nodes.append(states.norm_of_one_slice(elements, "fp64"))
         return Sequence(nodes, lives)
+
+    def _reduction(self, flush: Flush) -> Node:
+        lives = "gradient reduction"
+        waiting = states.transient(
+            "gradient that waits for the bucket", flush.waiting, self.job.precision.params, lives
+        )
+        concat = states.transient("concatenated bucket", flush.filled, self.knobs.reduce, lives)
+        return Sequence([alloc(waiting), alloc(concat), free(concat), free(waiting)])
 
 
 _HOST_NORM_ELEMENTS = 250_000_000
