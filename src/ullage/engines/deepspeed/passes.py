@@ -78,7 +78,9 @@ class Passes:
     def _forward(self, index: int, forward: Forward) -> Node:
         part = self.rank.chunks[index]
         pipe = _Pipe(self.job, self.replayer.context, part)
-        return Sequence([*pipe.before_forward(), forward(self.replayer.elements(part)), *pipe.after_forward()])
+        elements = self.replayer.elements(part)
+        leave = chunks.leave_context(elements, self.replayer, GradRule())
+        return Sequence([*pipe.before_forward(), forward(elements), leave, *pipe.after_forward()])
 
     def _backward(self, index: int, first: bool) -> Node:
         part = self.rank.chunks[index]

@@ -150,10 +150,9 @@ class _Step:
         part = self.rank.chunks[index]
         elements = self.replayer.elements(part)
         inner = chunks.forward(elements, self.replayer, wrap, GradRule())
-        last = self.units[index].unit(elements[-1].block)
-        return Sequence(
-            [*wrap.before_forward(), inner, *wrap.after_forward(last or _last_unit(self.units[index], part))]
-        )
+        leave = chunks.leave_context(elements, self.replayer, GradRule())
+        last = self.units[index].unit(elements[-1].block) or _last_unit(self.units[index], part)
+        return Sequence([*wrap.before_forward(), inner, leave, *wrap.after_forward(last)])
 
     def _backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
@@ -161,20 +160,18 @@ class _Step:
         inner = chunks.backward(elements, self.replayer, wrap, GradRule())
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
-        grads, added = self._root_grads(index)
-        return Sequence([*before, inner, *drop(added), *wrap.after_backward(grads, first)])
+        return Sequence([*before, inner, *wrap.after_backward(self._root_grads(index), first)])
 
-    def _root_grads(self, index: int) -> tuple[list[Item], list[Item]]:
-        """Gradients that blocks without a unit of their own have left; those of a tied weight's first use are added to its second's."""
-        part = self.rank.chunks[index]
-        tied = {first for first, _ in self.graph.tied} if part.first and part.last else set()
-        found: list[Item] = []
-        added: list[Item] = []
-        for run in part.runs:
-            if self.units[index].unit(run.block) is None:
-                for name, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads:
-                    (added if f"{run.block.name}.{name}" in tied else found).append(item)
-        return found, added
+    def _root_grads(self, index: int) -> list[Item]:
+        """Gradients that blocks without a unit of their own have left."""
+        units = self.units[index]
+        return [
+            item
+            for run in self.rank.chunks[index].runs
+            if units.unit(run.block) is None
+            for name, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads
+            if f"{run.block.name}.{name}" not in units.joined
+        ]
 
     # -- with a pipeline
 

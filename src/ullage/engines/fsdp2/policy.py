@@ -15,22 +15,26 @@ from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
 
+_LOSS_IN_ROOT = ("transformers", "liger", "unsloth", "traced")
+"""Stacks whose model class computes the loss itself (labels are among its arguments); a traced module is taken to."""
+
 SEPARATE_ENDS_SINCE = "2025-07-28"
-LOSS_INSIDE = ("transformers", "liger", "unsloth")
-"""Stacks whose model is given the labels and returns the loss."""
 
 
 @frozen
 class Units:
-    """root: gathered through the whole forward and backward. of: a block's own unit, by name.
+    """root: gathered through the whole forward and backward. of: a block's own unit, by name. joined: weights that a later block
+    uses too, by qualified name.
 
-    last_stays: the last layer does not reshard. loss_inside: the loss is computed inside of the root's forward.
+    last_stays: the last layer does not reshard. loss_in_root: the root's forward returns the loss, so that its hook, which gathers ahead,
+    is the first thing that a backward runs; else it waits for the loss's own backward (_fsdp_state.py _register_pre_backward_hook).
     """
 
     root: Unit | None
     of: dict[str, Unit]
+    joined: frozenset[str] = frozenset()
     last_stays: bool = False
-    loss_inside: bool = False
+    loss_in_root: bool = False
 
     def unit(self, block: Block) -> Unit | None:
         return self.of.get(block.name)
@@ -94,8 +98,9 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     return Units(
         root=root,
         of=of,
+        joined=frozenset(first for first, _ in graph.tied if chunk.first and chunk.last),
         last_stays=reshards and policy == "default" and keeps_last,
-        loss_inside=job.stack in LOSS_INSIDE,
+        loss_in_root=job.stack in _LOSS_IN_ROOT,
     )
 
 

@@ -111,12 +111,16 @@ class ShardedWrap(Wrap):
             nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
             nodes += [*copy_out(unit), *drop([unit.staging])]
         fetch = self._prefetch(following, element)
-        if element.block.role == "head" and not self.units.loss_inside:
-            # the root's output is the logits: the gather ahead follows the loss's own backward, by far the larger part of this node
+        if element.block.role == "head" and not self.units.loss_in_root:
+            # the gather ahead follows the loss's own backward, which is by far the larger part of this node
             nodes += [program.backward, *fetch]
         else:
             nodes += [*fetch, program.backward]
-        if unit is not None:  # else its gradients wait for the root
+        if (
+            unit is None
+        ):  # its gradients wait for the root; those of a tied weight's first use are added to its second's
+            nodes += drop(item for name, item in program.grads if f"{element.block.name}.{name}" in self.units.joined)
+        else:
             nodes += self._reduce(unit, [item for _, item in program.grads], self._unit(previous))
             # of several blocks under one checkpoint each reduces by itself; here after all of them
             for _ in range(element.size - 1):
