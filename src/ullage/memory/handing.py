@@ -13,20 +13,20 @@ from functools import lru_cache
 
 from ullage.frozen import frozen
 from ullage.kernels import stacks
-from ullage.kernels.step import Context, Crossing, Step
+from ullage.kernels.step import Context, Crossing
 from ullage.model.graph import Block
 
 
 @frozen
 class Crossings:
-    """Of one block. saved: names that its own steps save. cached: that wait for the end of the forward."""
+    """Of one block. read: names that its steps read. saved: of these and of what it makes, what its own backward needs."""
 
     borrows: tuple[Crossing, ...] = ()
     lends: tuple[Crossing, ...] = ()
     sends: tuple[Crossing, ...] = ()
     receives: tuple[Crossing, ...] = ()
+    read: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()
-    cached: frozenset[str] = frozenset()
 
     @property
     def any(self) -> bool:
@@ -41,13 +41,9 @@ def crossings(block: Block, context: Context) -> Crossings:
         lends=tuple(one for step in steps for one in step.lends),
         sends=tuple(one for step in steps for one in step.sends),
         receives=tuple(one for step in steps for one in step.receives),
-        saved=_names(steps, "saves"),
-        cached=_names(steps, "caches"),
+        read=frozenset(name for step in steps for name in step.reads),
+        saved=frozenset(name for step in steps for name in step.saves),
     )
-
-
-def _names(steps: Sequence[Step], what: str) -> frozenset[str]:
-    return frozenset(name for step in steps for name in getattr(step, what))
 
 
 def handed(blocks: Sequence[tuple[Crossings, bool]]) -> list[frozenset[str]]:
@@ -87,10 +83,12 @@ def _tensors(blocks: Sequence[tuple[Crossings, bool]]) -> list[tuple[_Place, lis
 
 def _owner(blocks: Sequence[tuple[Crossings, bool]], maker: _Place, users: list[_Place]) -> _Place | None:
     """Who frees it; None: the maker itself."""
-    of_maker, recomputes = blocks[maker[0]]
-    if maker[1] in of_maker.saved and not recomputes:
+    if _needs(blocks[maker[0]], maker[1], makes=True):
         return None
-    needs = [(at, name) for at, name in users if blocks[at][1] or name in blocks[at][0].saved]
-    if needs:
-        return needs[0]
-    return None if maker[1] in of_maker.cached else users[-1]
+    return next((user for user in users if _needs(blocks[user[0]], user[1])), users[-1])
+
+
+def _needs(block: tuple[Crossings, bool], name: str, *, makes: bool = False) -> bool:
+    """Whether a block's backward needs a tensor that was there in the forward; what a checkpointed one makes it makes again."""
+    found, recomputes = block
+    return (name in found.read and not makes) if recomputes else name in found.saved

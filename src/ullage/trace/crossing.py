@@ -13,15 +13,15 @@ from ullage.trace.steps import Tape
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A tensor beside the stream: made in one part, read in others. Parts by their place.
+    """A tensor beside the stream: made in one part, used in others. Parts by their place.
 
-    keeper: the part in whose backward it went, or else the part in whose forward; None: at the end of the forward.
+    users: later parts that read it, or until whose forward a frame of the layer code names it. keeper: the part that let go of it.
     """
 
     one: Allocation
     maker: int
-    readers: tuple[int, ...]
-    keeper: int | None
+    users: tuple[int, ...]
+    keeper: int
     slot: int
 
 
@@ -61,27 +61,21 @@ class Carried:
             for one in tick.writes
             if one.birth not in streams
         }
-        readers: dict[int, list[int]] = {}
+        users: dict[int, set[int]] = {birth: set() for birth in makers}
         for tick, op in enumerate(tape.forward):
-            at = self.part_of(tick)
             for birth in op.reads:
-                if birth in makers and makers[birth][0] < at and at not in readers.setdefault(birth, []):
-                    readers[birth].append(at)
+                if birth in makers:
+                    users[birth].add(self.part_of(tick))
         slots = _Slots()
         found = []
-        for birth, places in sorted(readers.items(), key=lambda item: (makers[item[0]][0], item[0])):
-            maker, one = makers[birth]
-            found.append(
-                Lent(one, maker, tuple(places), self._keeper(tape, one, places), slots.take(maker, places[-1]))
-            )
+        for birth, (maker, one) in makers.items():
+            end = tape.ended(one)
+            keeper = self.part_of(tape.forward_tick(end) if end <= tape.turn else tape.backward_tick(end))
+            if end <= tape.turn:
+                users[birth].add(keeper)
+            if later := sorted(at for at in users[birth] if at > maker):
+                found.append(Lent(one, maker, tuple(later), keeper, slots.take(maker, later[-1])))
         return found
-
-    def _keeper(self, tape: Tape, one: Allocation, readers: list[int]) -> int | None:
-        end = tape.ended(one)
-        if end > tape.turn:
-            return self.part_of(tape.backward_tick(end)) if end <= tape.end else 0
-        at = self.part_of(tape.forward_tick(end))
-        return at if at == readers[-1] and end < tape.turn else None
 
     def _sent(self, tape: Tape) -> list[Sent]:
         slots = _Slots()

@@ -29,7 +29,7 @@ def graph_of(trace: Trace) -> Graph:
     if not trace.ops or all(op.phase != "backward" for op in trace.ops):
         raise Unsupported("has no backward", key="step", value=trace.name, remedy="return a step that trains")
     tape = Tape(trace)
-    cuts = _chain(tape, parts(trace.modules, tape.forward))
+    cuts = _joined(tape, parts(trace.modules, tape.forward))
     owners = _owners(tape, cuts)
     counts = Counter(name for names in owners for name in names)
     crossing = Carried(tape, cuts, frozenset(one.bytes for one in tape.params.values() if counts[one.name] > 1))
@@ -51,22 +51,15 @@ def job_of(source: str | Path, name: str) -> Job:
     return replace(job, model=model, stack="traced", stack_version=None)
 
 
-def _chain(tape: Tape, cuts: list[Part]) -> list[Part]:
-    """Joins to the one before each part that is handed nothing, and what runs between two layers where it makes nothing to hand on."""
+def _joined(tape: Tape, cuts: list[Part]) -> list[Part]:
+    """Joins what runs between two layers, and makes nothing, to the layer before."""
     found: list[Part] = []
-    for at, cut in enumerate(cuts):
-        passes = cut.role == "between" and not _hands_on(tape, cut, cuts[at + 1])
-        if found and (passes or not _hands_on(tape, found[-1], cut)):
-            before = found.pop()
-            role = before.role if before.role != "layer" or cut.role != "head" else "head"
-            found.append(Part(role, before.module if role == "layer" else "", before.start, cut.stop))
+    for cut in cuts:
+        if cut.role == "between" and not any(tick.writes for tick in tape.ticks[cut.start : cut.stop]):
+            found[-1] = found[-1]._replace(stop=cut.stop)
         else:
             found.append(cut)
     return found
-
-
-def _hands_on(tape: Tape, before: Part, after: Part) -> bool:
-    return Carried.handed(tape, before, after) is not None
 
 
 def _owners(tape: Tape, cuts: list[Part]) -> list[list[str]]:

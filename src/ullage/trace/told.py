@@ -45,7 +45,7 @@ class BlockTeller:
             name=INPUT, dims=(self.enters.bytes if self.enters is not None else 0,), elements="uint8", grad=False
         )
         self.lends = [lent for lent in carried.lent if lent.maker == at]
-        self.borrows = [lent for lent in carried.lent if at in lent.readers]
+        self.borrows = [lent for lent in carried.lent if at in lent.users]
         self.sends = [sent for sent in carried.sent if sent.maker == at]
         self.receives = [sent for sent in carried.sent if sent.taker == at]
         self.lent_births = {lent.one.birth: lent for lent in self.lends}
@@ -56,7 +56,7 @@ class BlockTeller:
             self.names[lent.one.birth] = f"from {lent.slot}"
         self.at = at
         self.is_last = at == len(carried.outputs)
-        out = SCALAR_BYTES if self.is_last else _bytes(self.leaves)
+        out = SCALAR_BYTES if self.is_last else self.leaves.bytes if self.leaves is not None else 0
         self.output = Tensor(name=OUTPUT, dims=(out,), elements="uint8", grad=self.is_last)
         self.made_at = {one.birth: index for index, tick in enumerate(self.ticks) for one in tick.writes}
         self.last = self._output_index()
@@ -121,7 +121,7 @@ class BlockTeller:
         step.extra += tick.extra_bytes
 
     def _tell_end(self, steps: list[_Step], one: Allocation, index: int) -> None:
-        """When a tensor made at ``index`` goes: with a later op, with a backward, at the end of the forward or of everything."""
+        """When a tensor made at ``index`` goes: with a later op or with a backward; another part may let go of what it is lent."""
         if one is self.leaves:
             return  # the next block's
         name = self.names[one.birth]
@@ -129,26 +129,22 @@ class BlockTeller:
         if lent is not None:
             steps[index].lends.append((name, lent.slot, one.bytes))
             steps[-1].holds.append(name)  # the block returns it, so its frames name it to their end
-            if lent.keeper is None:
-                steps[index].caches.append(name)
             if lent.keeper != self.at:
                 return
         death = self.tape.ended(one)
         if death <= self.tape.turn:
-            tick = self.tape.forward_tick(death)
-            if tick >= self.cut.stop:
-                steps[index].caches.append(name)
-            else:
-                steps[max(index, self._index(tick))].holds.append(name)
+            steps[max(index, self._index(self.tape.forward_tick(death)))].holds.append(name)
         else:
             tick = self.tape.backward_tick(death) if death <= self.tape.end else 0
             steps[max(index, self._index(tick))].saves.append(name)
 
     def _tell_input(self, steps: list[_Step]) -> None:
         """The tensor that the block before made: when this block lets go of it."""
-        if self.enters is None:
-            if self.cut.role == "layer":  # its input is the batch: no bytes here
-                steps[0].reads.append(INPUT)
+        if self.at or self.cut.role == "layer":
+            steps[0].reads.append(INPUT)
+        if (
+            self.enters is None
+        ):  # its input is the batch, or what it reads was made before the block before: no bytes here
             return
         death = self.tape.ended(self.enters)
         if death <= self.tape.turn:
@@ -159,21 +155,27 @@ class BlockTeller:
                 steps[0].caches.append(INPUT)
         else:
             steps[self._index(self.tape.backward_tick(death))].saves.append(INPUT)
-        steps[0].reads.append(INPUT)
 
     def _tell_output(self, steps: list[_Step]) -> None:
         """The next block lets go of the output; where this one saved it too, it is there again for as long."""
-        if self.leaves is not None and not self.is_last and self.tape.turn < self.tape.ended(self.leaves):
+        if self.leaves is None:
+            steps[-1].writes.append((OUTPUT, 0, "nothing", ""))
+        elif not self.is_last and self.tape.turn < self.tape.ended(self.leaves):
             gone = self.tape.backward_tick(self.tape.ended(self.leaves))
             if self.cut.start <= gone < self.cut.stop:
                 self._hold_back(steps, self._index(gone), "out", self.leaves)
+                steps[-1].writes.append(
+                    ("kept", 0, "that the output is saved", "")
+                )  # so a recomputation makes it again
+                steps[-1].saves.append("kept")
 
     def _tell_crossings(self, steps: list[_Step]) -> None:
         """What earlier parts made and this one reads, and gradients that later parts made and this one lets go of."""
         for lent in self.borrows:
             name = self.names[lent.one.birth]
-            read = next(at for at, tick in enumerate(self.ticks) if lent.one.birth in tick.op.reads)
-            steps[min(read, self.last)].reads.append(name)
+            read = next((at for at, tick in enumerate(self.ticks) if lent.one.birth in tick.op.reads), None)
+            if read is not None:
+                steps[min(read, self.last)].reads.append(name)
             steps[0].borrows.append((name, lent.slot, lent.one.bytes))
             if lent.keeper == self.at:
                 self._tell_keeping(steps, lent.one, name)
@@ -294,10 +296,6 @@ def _dtype(name: str) -> str:
 
 def _formula(one: Allocation) -> str:
     return f"{' x '.join(map(str, one.shape)) or '1'} {one.dtype}"
-
-
-def _bytes(one: Allocation | None) -> int:
-    return one.bytes if one is not None else SCALAR_BYTES
 
 
 def nothing_before() -> Block:
