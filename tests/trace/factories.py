@@ -154,6 +154,39 @@ def writes():
         file.write("x")
 
 
+def saves():
+    torch.save(nn.Linear(4, 4).state_dict(), "must-not-exist.pt")
+
+
+def saves_to_memory():
+    import io
+
+    torch.save({"size": 4}, io.BytesIO())
+    return mlp()
+
+
+def saves_safetensors():
+    from safetensors.torch import save_file
+
+    save_file({}, "must-not-exist.safetensors")
+
+
+def maps():
+    torch.UntypedStorage.from_file("must-not-exist.bin", True, 64)
+
+
+def makes_a_folder():
+    import os
+
+    os.mkdir("must-not-exist")
+
+
+def connects_to_a_database():
+    import sqlite3
+
+    sqlite3.connect("must-not-exist.db")
+
+
 def connects():
     import socket
 

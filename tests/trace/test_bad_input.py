@@ -15,6 +15,11 @@ CASES = {
     "selects": (Unsupported, "step: makes a tensor whose shape depends on data"),
     "reads": (InvalidInput, "step: reads a file: open('/etc/hostname')"),
     "writes": (InvalidInput, "factory: writes to the disk: open('must-not-exist.txt')"),
+    "saves": (InvalidInput, "factory: writes to the disk: PyTorchFileWriter('must-not-exist.pt')"),
+    "saves_safetensors": (InvalidInput, "factory: writes to the disk: serialize_file('must-not-exist.safetensors')"),
+    "maps": (InvalidInput, "factory: writes to the disk: from_file('must-not-exist.bin')"),
+    "makes_a_folder": (InvalidInput, "factory: changes files: os.mkdir('must-not-exist')"),
+    "connects_to_a_database": (InvalidInput, "factory: changes files: sqlite3.connect('must-not-exist.db')"),
     "connects": (InvalidInput, "factory: uses the network"),
     "spawns": (InvalidInput, "factory: starts a process"),
     "raises": (InvalidInput, "factory: raises ValueError: no such thing"),
@@ -37,6 +42,17 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if name not in ("returns_a_number", "returns_no_model"):
         assert "factories.py, line " in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_to_memory_is_no_write() -> None:
+    assert trace(factories.saves_to_memory).steady.bytes == trace(factories.mlp).steady.bytes
+
+
+def test_every_door_is_open_again(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        trace(factories.saves)
+    torch.save({"size": 4}, tmp_path / "saved.pt")
+    assert torch.load(tmp_path / "saved.pt") == {"size": 4}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch knows cuda")

@@ -1,7 +1,8 @@
 """What traced code may not do: touch the network, write to the disk, start processes, and, inside a step, read files.
 
 A trace runs a person's own code on tensors without contents, to learn what it allocates. Anything it would do to the world beside
-that is refused before it happens, by Python's audit events (PEP 578). Imports stay possible.
+that is refused before it happens, by Python's audit events (PEP 578), and where a library opens files in C++ or Rust, which raises none, at
+the library's own door. Imports stay possible. It keeps an honest module from acting, it is no sandbox for a hostile one.
 """
 
 from __future__ import annotations
@@ -10,27 +11,42 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from types import FrameType, TracebackType
+from typing import Any
+
+import torch
 
 from ullage.errors import InvalidInput
+from ullage.trace.patch import replaced
 
 _WRITES = frozenset(
     {
+        "os.chmod",
+        "os.chown",
+        "os.mkdir",
         "os.remove",
         "os.rename",
         "os.rmdir",
         "os.link",
         "os.symlink",
         "os.truncate",
+        "os.utime",
         "shutil.rmtree",
         "shutil.move",
         "shutil.copyfile",
+        "sqlite3.connect",
     }
 )
-_PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn"})
-_NETWORK = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"})
+_PROCESSES = frozenset(
+    {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn"}
+)
+_NETWORK = frozenset(
+    {"socket.bind", "socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"}
+)
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CODE = (".py", ".pyc", ".so", ".pth", ".pyd", ".dll")
 
@@ -49,10 +65,36 @@ def guarded(part: str) -> Iterator[None]:
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     _where.append(part)
     try:
-        yield
+        with ExitStack() as stack:
+            for holder, name in _doors():
+                stack.enter_context(replaced(holder, name, _kept_shut(getattr(holder, name), name)))
+            yield
     finally:
         _where.pop()
         sys.dont_write_bytecode = bytecode
+
+
+def _doors() -> Iterator[tuple[Any, str]]:
+    """Functions that open a path, their first or second argument, outside of Python: torch.save's and torch.jit.save's, safetensors'."""
+    yield torch._C, "PyTorchFileWriter"
+    yield torch.UntypedStorage, "from_file"
+    yield torch.jit.RecursiveScriptModule, "save"
+    if find_spec("safetensors") is not None:
+        yield import_module("safetensors"), "serialize_file"
+        if "safetensors.torch" in sys.modules:  # which has a name of its own for it
+            yield sys.modules["safetensors.torch"], "serialize_file"
+
+
+def _kept_shut(opens: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``opens``, refused a path while something is guarded (whoever imports it meanwhile keeps this one)."""
+
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        path = next((one for one in (*arguments[:2], *keywords.values()) if isinstance(one, str | os.PathLike)), None)
+        if _where and path is not None:
+            _refuse("writes to the disk", f"{name}({os.fspath(path)!r})")
+        return opens(*arguments, **keywords)
+
+    return checked
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
