@@ -74,5 +74,3 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 }
 EAGER_ONLY = frozenset({"gemma2"})
 """Families whose classes refuse sdpa (a cap on the attention's logits)."""
-SPARSE = frozenset({"mixtral", "qwen3_moe", "qwen2_moe", "olmoe"})
-"""Families with experts."""
