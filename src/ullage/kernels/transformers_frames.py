@@ -43,6 +43,8 @@ _LOCALS: Mapping[str, _Names] = {
     "cohere": {"end": ("attention_in", "attention_out", "mlp_out")},
     "deepseek_v2": {"o_proj": _LATENT},
     "deepseek_v3": {"o_proj": _LATENT},
+    "glm4_moe_lite": {"o_proj": _LATENT},
+    "kimi_k2": {"o_proj": _LATENT},
     "gpt2": {
         "o_proj": (),
         "attention_add": ("attention_in",),
