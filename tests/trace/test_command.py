@@ -74,7 +74,7 @@ def test_an_estimate_of_any_module(tmp_path: Path, capsys: pytest.CaptureFixture
         ([f"{FACTORIES}:mlp", "--estimate", "x.yaml", "--world", "2"], "--world"),
         ([f"{FACTORIES}:no_such"], "has no no_such"),
         (["--model", "llama-3.2-1b", "--cluster", "2xH100-SXM-80GB", "--world", "2"], "--world = 2: goes with a factory"),
-        (["--model", "llama-3.2-1b", "--cluster", "2xH100-SXM-80GB", "--tp", "2"], "layout.tp = 2: is not traced from a job"),
+        (["--model", "llama-3.2-1b", "--cluster", "2xH100-SXM-80GB", "--pp", "2"], "layout.pp = 2: is not traced from a job"),
     ],
 )  # fmt: skip
 def test_wrong_input(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

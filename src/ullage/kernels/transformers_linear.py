@@ -134,7 +134,7 @@ def embedding(tape: Tape, op: Op) -> Value:
             what="embedding output",
             beside=saved,
             saves=[one.name for one in saved],
-            weights=(tape.weight(param.name, param.dims),),
+            weights=(parallel.embedding_gradient(tape, param),),
         )
         if total is None:
             total = looked

@@ -1,15 +1,19 @@
 """Tensor parallelism of transformers' models: what DTensor does around a linear layer or an embedding (distributed/tensor_parallel.py).
 
 Column: the input is whole on every rank, and its gradient, a part on each, is all-reduced. Row and the embedding, cut by words: the
-output is a part on each rank and is all-reduced. The head's logits are gathered. Functional collectives write new tensors.
+output is a part on each rank and is all-reduced. The embedding's gradient is whole on every rank. The head's logits are gathered.
+Functional collectives write new tensors.
 
 Fused projections, experts and several embedding tables are computed without these copies: transformers' plans cut them in other ways.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.kernels.eager import Tape, Value
-from ullage.model.graph import Op
+from ullage.kernels.step import WeightGrad
+from ullage.model.graph import Op, Param
 
 
 def entering(tape: Tape, op: Op, source: Value) -> Value:
@@ -29,6 +33,12 @@ def leaving(tape: Tape, name: str, made: Value, output: Value) -> Value:
     if made is output:
         return output
     return tape.emit(f"{name}.all_reduce", (made,), output, what=f"{name} output, all-reduced", passes=(made,))
+
+
+def embedding_gradient(tape: Tape, param: Param) -> WeightGrad:
+    """Of all words on every rank: DTensor runs embedding_dense_backward on whole gradients and indices, and cuts it when it is stepped."""
+    weight = tape.weight(param.name, param.dims)
+    return replace(weight, numel=weight.numel * tape.context.tp)
 
 
 def gathered(tape: Tape, logits: Value) -> Value:

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ullage.api import Job, estimate, read_job
 from ullage.engines.base import context_of
 from ullage.engines.ddp.partition import fullest_rank
+from ullage.engines.estimate import estimate
 from ullage.engines.optimizer import stepped
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
+from ullage.job.job import Job
+from ullage.job.read import read_job
 from ullage.memory.ledger import by_category
 from ullage.model.build import graph as build
 from ullage.trace.events import Trace

@@ -35,6 +35,7 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
         rows=rows,
         columns=columns,
         shards=shards,
+        gradient_parts=job.layout.tp if job.stack == "transformers" and op.kind == "embedding" else 1,
         gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
     )
 

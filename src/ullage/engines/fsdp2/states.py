@@ -36,7 +36,8 @@ def states(job: Job, rank: Rank, units: list[Units]) -> list[Counted]:
     types = types_of(job)
     found: list[Counted] = [(_shard(shape, types.original), copies) for shape, copies in shapes_on(rank, units)]
     if job.offload.optimizer == "none":
-        found += optimizer.states(job.optimizer, stepped(job, rank, units))
+        momentum = bool(job.engine.options.get("momentum"))  # torch's default is 0
+        found += optimizer.states(job.optimizer, stepped(job, rank, units), momentum=momentum)
     return found
 
 

@@ -23,7 +23,8 @@ ROOT = "root"
 class Shape:
     """One parameter on one rank: ``rows`` x ``columns`` after tensor and expert parallelism, sharded over ``shards`` ranks by row.
 
-    gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather).
+    gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather). gradient_parts: tensor-parallel ranks
+    whose parts its gradient holds beside its own (DTensor's embedding).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Shape:
     columns: int
     shards: int
     gathered_as: str | None = None
+    gradient_parts: int = 1
 
     @property
     def padded(self) -> int:
@@ -234,7 +236,7 @@ class Unit:
             self._item(
                 "gradients",
                 f"unsharded gradient of {shape.name}",
-                shape.rows * shape.columns,
+                shape.rows * shape.columns * shape.gradient_parts,
                 self.types.compute if self.flat else self.types.reduce,
                 "accumulated without reduction",
                 "first backward to the reduction",

@@ -85,8 +85,9 @@ class ShardedWrap(Wrap):
         after: list[Node] = []
         if self._reshards(unit, element, following):
             after = [*take([unit.kept]), *drop(unit.gathered)]
-        copied = [*drop([before.staging] if before is not None else []), *copy_out(unit)]
-        return Sequence([*gather(unit), *copied, node, *after])
+        # the frame that copies out names the output before it to its end (_fsdp_param_group.py, wait_for_unshard)
+        copied = [*copy_out(unit), *drop([before.staging] if before is not None else [])]
+        return Sequence([*gather(unit), *copied, node, *after], f"forward of {element.block.name}")
 
     def before_forward(self) -> list[Node]:
         """The root's parameters, gathered first; their all-gather output waits for the next group."""
