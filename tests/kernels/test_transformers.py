@@ -75,8 +75,8 @@ def test_a_real_layer_to_the_byte(traced: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("traced", OFF, ids=[f"{index}-{one['family']}" for index, one in enumerate(OFF)])
 def test_a_real_layer_that_is_off_in_something_small(traced: dict[str, Any]) -> None:
-    """What is saved is equal here too. Off: router arithmetic (tokens x top-k), masks that a checkpoint's closure holds, temporaries of
-    a recomputation that ends early, and layers of a few kilobytes where 512-byte rounding shows."""
+    """What is saved is equal here too. Off: masks that a checkpoint's closure holds, temporaries of a recomputation that ends early,
+    and layers of a few kilobytes where 512-byte rounding shows."""
     found = replayed(traced)
     assert found["forward_net"] == traced["forward_net"]
     for part in ("forward_peak", "backward_peak"):
