@@ -1,0 +1,17 @@
+"""Modules that no one here wrote, under ZeRO-3 and recompute: what is estimated of them against what the real code does."""
+
+import pytest
+from benchmarks.foreign import MODULES, Foreign, compared
+
+QUICK = (
+    "UNet2DModel", "AutoencoderKL", "PixArtTransformer2DModel", "ViTForImageClassification", "ConvNextForImageClassification",
+    "ResNetForImageClassification", "BertForMaskedLM", "GPT2LMHeadModel", "Wav2Vec2ForCTC", "T5ForConditionalGeneration",
+)  # fmt: skip
+"""Of the modules that the table of benchmarks/foreign.py shows, those that are traced in a few seconds."""
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # returns a view: logits cut to the labels, a transpose
+@pytest.mark.parametrize("foreign", [one for one in MODULES if one.kind in QUICK], ids=str)
+def test_a_foreign_module_under_zero_3_and_recompute(foreign: Foreign) -> None:
+    peak = compared(foreign, ["ZeRO-3, recompute"])["ZeRO-3, recompute"]
+    assert peak.estimated == pytest.approx(peak.traced, rel=0.01)
