@@ -1,69 +1,134 @@
-"""When a backward's reduction bucket fills, and what that takes: DeepSpeed's independent-partition-gradient (IPG) buckets."""
+"""DeepSpeed's reduction bucket (independent-partition-gradient, IPG) as the hooks of a backward's gradients see it.
+
+Source: runtime/zero/stage_1_and_2.py and stage3.py, reduce_independent_p_g_buckets_and_remove_grads. A gradient's hook runs when it is
+complete and still there: in the midst of its block's backward.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ListLike
+from functools import lru_cache
+
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held, Own
+from ullage.engines.deepspeed.partition import Held, Own, element_params
 from ullage.frozen import frozen
+from ullage.job.job import Job
+from ullage.memory.block import GradRule
+from ullage.memory.chunk import Element, Replayer
+from ullage.memory.program import Change, Item, Node, Repeat, Sequence
+from ullage.memory.rank import Rank
 
 
 @frozen
 class Flush:
-    """One reduction of a bucket, in elements.
+    """One reduction of a bucket. filled: its elements. spans: they are more than one rank's. alone: it is one gradient that no
+    bucket takes, which is there itself meanwhile. owns: some are this rank's own."""
 
-    waiting: the gradient that there was no room for (0 at the end). filled: what the bucket has. concatenated: the same if it is more
-    than one rank's, else 0. alone: of a gradient that no bucket takes, which is there itself meanwhile.
-    """
-
-    waiting: int
     filled: int
-    concatenated: int
-    alone: int
+    spans: bool
+    alone: bool
+    owns: bool
 
 
-@frozen
-class Buckets:
-    """Moments of a backward as numbers of blocks (last first) that have run: bucket: it is allocated; flush: the first one is full;
-    own: the first own gradients are reduced. flushes: every kind of reduction that the backward has."""
+class Bucket:
+    """What is in the bucket while a backward runs; gradients by their places among all, in model order."""
 
-    bucket: int
-    flush: int
-    own: int
-    flushes: frozenset[Flush]
+    def __init__(self, held: Held, owns: tuple[Own, ...], knobs: Knobs) -> None:
+        self.held = held
+        self.first_own = min((own.first for own in owns), default=0)
+        self.last_own = max((own.last for own in owns), default=-1)
+        self.size = knobs.reduce_bucket
+        self.fill = 0
+        self.places: list[int] = []
 
+    def meets(self, place: int, numel: int) -> Flush | None:
+        """A gradient is ready: the reduction that makes room for it, if one does."""
+        flush = self.empties() if self.fill and self.fill + numel > self.size else None
+        self.fill += numel
+        self.places.append(place)
+        return flush
 
-def plan(
-    numels: list[tuple[int, ...]], held: Held, owns: tuple[Own, ...], knobs: Knobs, *, tied: bool = False
-) -> Buckets:
-    """Walks the gradients of a backward (``numels``: of each block in model order) through buckets.
-
-    A gradient larger than a bucket is reduced alone; it is concatenated too if more than one rank owns it.
-    """
-    del tied  # a shared weight's gradient is ready only when both its uses have run; it is counted with the embedding
-    last_own = max((own.last for own in owns), default=-1)
-    bucket = flush = own = fill = 0
-    flushes: set[Flush] = set()
-    place = start = sum(len(block) for block in numels)  # the bucket has the gradients from place to start
-    for ran, block in enumerate(reversed(numels), start=1):
-        for numel in reversed(block):
-            bucket = bucket or ran
-            if fill and fill + numel > knobs.reduce_bucket:
-                flush = flush or ran
-                flushes.add(_flush(held, range(place, start), fill, numel, knobs))
-                own = own or (ran if place <= last_own else 0)
-                fill, start = 0, place
-            fill += numel
-            place -= 1
-    if fill:
-        flushes.add(_flush(held, range(place, start), fill, 0, knobs))
-    end = len(numels)
-    return Buckets(bucket=min(bucket or end, end), flush=flush or end, own=own or end, flushes=frozenset(flushes))
+    def empties(self) -> Flush | None:
+        if not self.fill:
+            return None
+        flush = Flush(
+            filled=self.fill,
+            spans=self.held.spans_owners(self.places),
+            alone=self.fill > self.size,
+            owns=any(self.first_own <= place <= self.last_own for place in self.places),
+        )
+        self.fill = 0
+        self.places = []
+        return flush
 
 
-def _flush(held: Held, places: range, fill: int, waiting: int, knobs: Knobs) -> Flush:
-    return Flush(
-        waiting=waiting,
-        filled=fill,
-        concatenated=fill if held.spans_owners(places) else 0,
-        alone=fill if fill > knobs.reduce_bucket else 0,
-    )
+Hook = Callable[[int, int], Node]
+"""What a gradient's hook does, from its place and its elements; the gradient is there before and after."""
+
+
+def hooked_backward(
+    job: Job, rank: Rank, replayer: Replayer, elements: ListLike[Element], hook: Hook
+) -> Iterator[tuple[Element, Node]]:
+    """The backward of each element, last first, with a hook's node where each of its gradients is complete."""
+    params = element_params(job, rank, elements)
+    place = sum(len(mine) for mine in params)
+    for element, mine in zip(reversed(elements), reversed(params), strict=True):
+        place -= len(mine)
+        each = len(mine) // element.size
+        at = {name: (place + index, numel) for index, (name, numel) in enumerate(mine[:each])}
+        backward = replayer.element_program(element, GradRule(mode="add")).backward
+        names = _names(element, replayer)
+        calls = []
+        turns: dict[str, int] = {}
+        for item in _complete(backward, frozenset(names)):
+            name = names[item]
+            turn = turns[name] = turns.get(name, 0) + 1
+            if name in at:
+                base, numel = at[name]
+                calls.append(hook(base + (element.size - turn) * each, numel))
+            else:
+                calls.append(Sequence([]))
+        inner = _with_hooks(backward, frozenset(names), tuple(calls))
+        yield element, Sequence([inner], f"backward of {element.block.name}")
+
+
+@lru_cache(maxsize=1024)
+def _named(element: Element, replayer: Replayer) -> tuple[tuple[Item, str], ...]:
+    program = replayer.program(element.block, element.mode, GradRule(mode="keep"))
+    return tuple((item, name) for name, item in program.grads)
+
+
+def _names(element: Element, replayer: Replayer) -> dict[Item, str]:
+    """Names of the parameters whose gradients a block's items are."""
+    return dict(_named(element, replayer))
+
+
+@lru_cache(maxsize=1024)
+def _complete(node: Node, grads: frozenset[Item]) -> tuple[Item, ...]:
+    """The gradients in the order in which they are let go of."""
+    if isinstance(node, Change):
+        return (node.item,) if node.count < 0 and node.item in grads else ()
+    if isinstance(node, Repeat):
+        return _complete(node.child, grads) * node.times
+    assert isinstance(node, Sequence)
+    return tuple(item for child in node.children for item in _complete(child, grads))
+
+
+@lru_cache(maxsize=1024)
+def _with_hooks(node: Node, grads: frozenset[Item], calls: tuple[Node, ...]) -> Node:
+    if not any(call.changes for call in calls):
+        return node
+    return _inserted(node, grads, iter(calls))
+
+
+def _inserted(node: Node, grads: frozenset[Item], calls: Iterator[Node]) -> Node:
+    if not _complete(node, grads):
+        return node
+    if isinstance(node, Change):
+        call = next(calls)
+        return Sequence([call, node]) if call.changes else node
+    if isinstance(node, Repeat):
+        return Sequence([_inserted(node.child, grads, calls) for _ in range(node.times)])
+    assert isinstance(node, Sequence)
+    return Sequence([_inserted(child, grads, calls) for child in node.children], node.moment, node.scope)

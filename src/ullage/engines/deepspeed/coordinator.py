@@ -35,6 +35,14 @@ class Limits:
     max_reuse_distance: int
 
 
+@frozen
+class Level:
+    """The most elements during a visit: whole or on their way, and with flat buffers beside what has been copied out of them."""
+
+    whole: int
+    peak: int
+
+
 class _Gather:
     """Parameters gathered by one call: a single one where it will lie, several through a flat buffer that they are copied from.
 
@@ -70,29 +78,33 @@ class Coordinator:
         self.whole: set[int] = set(persistent)
         self.gathers: dict[int, _Gather] = {}
         self.counted = 0  # what DeepSpeed counts as available
-        self.live = 0
+        self.live = 0  # elements of what is whole or on its way
+        self.flat = 0  # elements of flat buffers whose parameters have been copied out
 
-    def highest(self) -> list[int]:
-        """The most elements that are gathered at once during each visit (persistent parameters aside)."""
-        found = [0] * (max((hook.visit for hook in self.hooks), default=-1) + 1)
+    def levels(self) -> list[Level]:
+        """Of each visit (persistent parameters aside)."""
+        found = [Level(whole=0, peak=0)] * (max((hook.visit for hook in self.hooks), default=-1) + 1)
         for hook in self.hooks:
-            found[hook.visit] = max(found[hook.visit], self.live)
-            for level in self._called(hook):
-                found[hook.visit] = max(found[hook.visit], level)
+            level = self._called(hook)
+            before = found[hook.visit]
+            found[hook.visit] = Level(whole=max(before.whole, level.whole), peak=max(before.peak, level.peak))
         return found
 
-    def _called(self, hook: Hooks) -> list[int]:
-        levels = [self._fetch(hook.params)]
-        levels += [self._wait(param) for param in hook.params]
+    def _called(self, hook: Hooks) -> Level:
+        self._fetch(hook.params)
+        whole, peak = self.live, self.live + self.flat
+        for param in hook.params:
+            peak = max(peak, self._wait(param))
         self._take_from_queue(hook.params)
-        levels.append(self._fetch(self._ahead()))
+        self._fetch(self._ahead())
+        whole, peak = max(whole, self.live), max(peak, self.live + self.flat)
         self.step += 1
         if hook.releases:
             for param in hook.params:
                 self._release(param)
-        return levels
+        return Level(whole=whole, peak=peak)
 
-    def _fetch(self, params: ListLike[int]) -> int:
+    def _fetch(self, params: ListLike[int]) -> None:
         missing = [param for param in params if param not in self.whole]
         numel = sum(self.numels[param] for param in missing)
         gather = _Gather(missing, numel)
@@ -101,20 +113,19 @@ class Coordinator:
             self.gathers[param] = gather
         self.counted += numel
         self.live += numel
-        return self.live
 
     def _wait(self, param: int) -> int:
         """Returns the highest level on the way."""
         gather = self.gathers.pop(param, None)
         if gather is None or not gather.flat:
-            return self.live
+            return 0
         if not gather.copied:
             gather.copied = True
-            self.live += gather.numel
-        level = self.live
+            self.flat += gather.numel
+        level = self.live + self.flat
         gather.not_waited_for.discard(param)
         if not gather.not_waited_for:
-            self.live -= gather.numel
+            self.flat -= gather.numel
         return level
 
     def _take_from_queue(self, params: ListLike[int]) -> None:

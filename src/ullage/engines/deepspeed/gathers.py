@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
 from ullage.engines.base import sized
-from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Limits
+from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.frozen import frozen
@@ -38,15 +38,15 @@ def persistent_numel(held: Held, knobs: Knobs) -> int:
 
 @frozen
 class Gathers:
-    """highest: the most elements gathered during each block's forward, in model order, and then during each one's backward."""
+    """levels: what is gathered during each block's forward, in model order, and then during each one's backward."""
 
     job: Job
     elements: tuple[Element, ...]
-    highest: tuple[int, ...]
+    levels: tuple[Level, ...]
 
     @staticmethod
     def plan(job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> Gathers:
-        return Gathers(job=job, elements=tuple(elements), highest=_highest(job, rank, knobs, tuple(elements)))
+        return Gathers(job=job, elements=tuple(elements), levels=_levels(job, rank, knobs, tuple(elements)))
 
     def forward(self, replayer: Replayer) -> Node:
         rule = GradRule(mode="add")
@@ -57,38 +57,49 @@ class Gathers:
             ]
         )
 
-    def backward(self, replayer: Replayer, first_flush: int, flush: Node) -> Node:
-        rule = GradRule(mode="add")
-        nodes = []
-        for ran, element in enumerate(reversed(self.elements), start=1):
-            inner = chunks.backward([element], replayer, Wrap(), rule)
-            pulse = [flush] if ran >= first_flush else []
-            nodes.append(self._during(len(self.elements) + ran - 1, element, inner, *pulse))
-        return Sequence(nodes)
+    def backward(self, backwards: Iterable[Node]) -> Node:
+        """backwards: of the elements, last first."""
+        uses = range(len(self.elements), 2 * len(self.elements))
+        return Sequence(
+            [
+                self._during(use, element, node)
+                for use, element, node in zip(uses, reversed(self.elements), backwards, strict=True)
+            ]
+        )
 
-    def _during(self, use: int, element: Element, *inner: Node) -> Node:
-        numel = self.highest[use]
-        if not numel:
-            return Sequence(inner)
-        item = _gathered(element.block.name, numel, self.job.precision.params)
-        return Sequence([alloc(item), *inner, free(item)])
+    def _during(self, use: int, element: Element, inner: Node) -> Node:
+        level = self.levels[use]
+        if not level.peak:
+            return inner
+        whole = _gathered(element.block.name, level.whole, self.job.precision.params)
+        flat = _flat(level.peak - level.whole, self.job.precision.params)
+        return Sequence([alloc(whole), alloc(flat), free(flat), inner, free(whole)])
 
 
 @lru_cache(maxsize=1024)
 def _gathered(name: str, numel: int, dtype: str) -> Item:
-    why = "whole, ahead or on their way through a flat buffer"
+    why = "whole or on their way"
     return sized("gathered", f"parameters gathered around {name}", numel, dtype, why=why, lives="fetch to release")
 
 
+@lru_cache(maxsize=1024)
+def _flat(numel: int, dtype: str) -> Item:
+    why = "of several parameters, beside the copies out of it"
+    return sized(
+        "gathered", "flat buffer of a gather", numel, dtype, why=why, lives="until the last has been waited for"
+    )
+
+
 @lru_cache(maxsize=256)
-def _highest(job: Job, rank: Rank, knobs: Knobs, elements: tuple[Element, ...]) -> tuple[int, ...]:
+def _levels(job: Job, rank: Rank, knobs: Knobs, elements: tuple[Element, ...]) -> tuple[Level, ...]:
     tree = _Tree(job, rank, elements)
     small = frozenset(place for place, numel in enumerate(tree.numels) if is_persistent(numel, knobs))
     limits = Limits(
         prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
     )
-    found = Coordinator(tuple(tree.numels), small, tree.hooks, limits).highest()
-    return (*found, *(0 for _ in range(2 * len(elements) - len(found))))
+    found = Coordinator(tuple(tree.numels), small, tree.hooks, limits).levels()
+    missing = 2 * len(elements) - len(found)  # the last blocks of the backward have no module
+    return (*found, *[Level(whole=0, peak=0)] * missing)
 
 
 class _Tree:

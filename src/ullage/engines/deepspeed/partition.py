@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -126,7 +127,7 @@ class Held:
     def numels(self) -> tuple[int, ...]:
         return self.dense.numels + self.expert.numels
 
-    def spans_owners(self, places: range) -> bool:
+    def spans_owners(self, places: Iterable[int]) -> bool:
         """Whether the gradients at these places (of all in model order) are more than one rank's. With experts: whether they may be."""
         if self.expert.numels:
             return max(self.dense.shards, self.expert.shards) > 1
@@ -160,12 +161,12 @@ def data_parallel(job: Job) -> int:
     return job.layout.dp * job.layout.cp
 
 
-def element_numels(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tuple[int, ...]]:
-    """Trainable elements of each parameter of each element (a few blocks checkpointed as one), in model order."""
+def element_params(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tuple[tuple[str, int], ...]]:
+    """Name and elements of each trainable parameter of each element (a few blocks checkpointed as one), in model order."""
     by_name = {param.name: param for param in rank.params}
     found = []
     for element in elements:
-        here = [by_name.get(f"{element.block.name}.{param.name}") for param in element.block.params]
-        mine = tuple(one.numel for one in here if one is not None and is_trainable(job, one))
+        here = [(param.name, by_name.get(f"{element.block.name}.{param.name}")) for param in element.block.params]
+        mine = tuple((name, one.numel) for name, one in here if one is not None and is_trainable(job, one))
         found.append(mine * element.size)
     return found

@@ -7,26 +7,21 @@ first gradient; a bucket with slices of more than one owner is concatenated once
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from itertools import pairwise
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
-from ullage.engines.deepspeed.buckets import Buckets, Flush, plan
-from ullage.engines.deepspeed.grads import is_tied_here, whole_gradients
+from ullage.engines.deepspeed.buckets import Bucket, Flush, hooked_backward
+from ullage.engines.deepspeed.grads import whole_gradients
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.owner import Owner, owner
-from ullage.engines.deepspeed.partition import Held, element_numels
+from ullage.engines.deepspeed.partition import Held
 from ullage.engines.deepspeed.passes import Passes, plain_forward, uses_pipeline_engine
 from ullage.engines.deepspeed.states import Static
 from ullage.job.job import Job
-from ullage.memory import chunk as chunks
-from ullage.memory.block import BlockProgram, GradRule
-from ullage.memory.chunk import Element, Replayer, Wrap
+from ullage.memory.chunk import Element, Replayer
 from ullage.memory.program import EMPTY, Item, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
-
-_ADD = GradRule(mode="add")
 
 
 def static(job: Job, held: Held, knobs: Knobs) -> Static:
@@ -50,15 +45,18 @@ def moments(job: Job, held: Held, knobs: Knobs) -> Static:
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
-    """The step of the data-parallel rank that needs most: the first, the last, or the one with the most own gradients."""
+    """The step of the data-parallel rank that needs most; of equals the one whose passes do."""
+    found = steps(job, graph, rank, held, knobs, replayer)
+    return max(found, key=lambda node: (node.peak_bytes, node.children[0].peak_bytes))
+
+
+def steps(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> list[Sequence]:
+    """Of the data-parallel ranks that may need most: the first, the last, and the one with the most own gradients."""
     shards = [flat.shards for _, flat in held.flats]
     most = held.dense.shards if held.dense.numels else max(shards, default=1)
     indices = {0, most - 1, max(range(most), key=lambda index: _owned(held, index))}
-    programs = []
-    for index in sorted(indices):
-        one = owner(job, graph, rank, held, knobs, replayer, index)
-        programs.append(_stage_2(one) if _reduces_as_they_come(job, knobs) else _stage_1(one))
-    return max(programs, key=lambda node: node.peak_bytes)
+    owners = [owner(job, graph, rank, held, knobs, replayer, index) for index in sorted(indices)]
+    return [_stage_2(one) if _reduces_as_they_come(job, knobs) else _stage_1(one) for one in owners]
 
 
 def _reduces_as_they_come(job: Job, knobs: Knobs) -> bool:
@@ -74,7 +72,7 @@ def _owned(held: Held, index: int) -> int:
 # -- stage 2: gradients are reduced as they come
 
 
-def _stage_2(one: Owner) -> Node:
+def _stage_2(one: Owner) -> Sequence:
     def backward(elements: ListLike[Element], first: bool) -> Node:
         return _reducing_backward(one, elements, first)
 
@@ -85,77 +83,83 @@ def _stage_2(one: Owner) -> Node:
 
 
 def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool) -> Node:
-    """Blocks between the moments at which something appears: the bucket, the first full bucket, the own gradients."""
-    tied = is_tied_here(one.graph, one.rank)
-    numels = element_numels(one.job, one.rank, elements)
-    where = plan(numels, one.held, one.owns, one.knobs, tied=tied)
-    cuts = sorted({0, where.bucket, where.flush, where.own, len(elements)})
-    nodes: list[Node] = []
-    ends = len(elements)
-    for start, stop in pairwise(cuts):
-        piece = elements[ends - stop : ends - start]
-        wrap = _Flushing(one, where) if start >= where.flush else Wrap()
-        # A weight's gradient meets the bucket before it is freed: the first block's are kept until the bucket is there.
-        rule = GradRule(mode="keep") if stop <= where.bucket else _ADD
-        nodes.append(chunks.backward(piece, one.replayer, wrap, rule))
-        if stop == where.bucket:
-            nodes.append(alloc(one.bucket))
-            nodes += [free(item) for element in piece for _, item in one.replayer.element_program(element, rule).grads]
-        if stop == where.flush:
-            nodes.append(_flush(one, where))
-        if stop == where.own:
-            nodes += [] if one.sums_in_fp32 and not first else _own_gradients(one)
-    # Later micro-batches' own gradients are added to the first one's when the backward ends, unless the buffer takes them as they come.
-    accumulated = [] if first or one.sums_in_fp32 or one.offloads else [free(one.own)]
-    return Sequence([*nodes, Sequence([*accumulated, free(one.bucket)], "gradient reduction")])
+    hooks = _Hooks(one, first)
+    nodes = [node for _, node in hooked_backward(one.job, one.rank, one.replayer, elements, hooks.gradient)]
+    return Sequence([*nodes, hooks.end()])
 
 
-def _own_gradients(one: Owner) -> list[Node]:
-    if not one.offloads:
-        return [alloc(one.own)]
-    return [states.norm_of_one_slice(one.largest_slice, "fp64")]  # and they go to the host, out of the bucket
+class _Hooks:
+    """The gradients' hooks in one backward. ``first``: it is the step's first."""
+
+    def __init__(self, one: Owner, first: bool) -> None:
+        self.one = one
+        self.first = first
+        self.bucket = Bucket(one.held, one.owns, one.knobs)
+        self.started = self.moved = False
+        self.alone: Item | None = None
+        self.built: dict[tuple[Flush, bool], Node] = {}
+
+    def gradient(self, place: int, numel: int) -> Node:
+        nodes: list[Node] = [] if self.started else [alloc(self.one.bucket)]
+        self.started = True
+        flush = self.bucket.meets(place, numel)
+        if flush is not None:
+            nodes.append(self._flush(flush))
+        if numel > self.one.knobs.reduce_bucket:
+            params = self.one.job.precision.params
+            self.alone = states.transient(
+                "gradient larger than the bucket", numel, params, "its hook to its reduction", why="reduced alone"
+            )
+            nodes.append(alloc(self.alone))
+        return Sequence(nodes) if nodes else EMPTY
+
+    def end(self) -> Node:
+        flush = self.bucket.empties()
+        nodes = [self._flush(flush)] if flush is not None else []
+        # Later micro-batches' own gradients are added to the first one's here, unless the buffer takes them as they come.
+        accumulated = [] if self.first or self.one.sums_in_fp32 or self.one.offloads else [free(self.one.own)]
+        return Sequence([*nodes, *accumulated, free(self.one.bucket)], "gradient reduction")
+
+    def _flush(self, flush: Flush) -> Node:
+        takes = flush.owns and (self.one.offloads or not self.moved)
+        self.moved = self.moved or flush.owns
+        alone, self.alone = self.alone, None
+        if alone is not None:  # an item of its own, as it is there from one hook to the next
+            return Sequence([*self._reduced(flush, takes), free(alone)], "gradient reduction")
+        if (flush, takes) not in self.built:
+            self.built[flush, takes] = Sequence(self._reduced(flush, takes), "gradient reduction")
+        return self.built[flush, takes]
+
+    def _reduced(self, flush: Flush, takes: bool) -> list[Node]:
+        """A bucket's reduction; what is this rank's own is then copied into a buffer of its own, or goes to the host."""
+        one = self.one
+        lives = "gradient reduction"
+        own: list[Node] = (
+            [alloc(one.own)] if takes and not one.offloads and (self.first or not one.sums_in_fp32) else []
+        )
+        live = []
+        if flush.spans or one.sums_in_fp32:
+            why = "slices of more than one owner, or of a sum in fp32"
+            live.append(states.transient("concatenated bucket", flush.filled, one.bucket_dtype, lives, why=why))
+        if one.knobs.reduce != one.bucket_dtype:
+            live.append(states.transient("bucket in the type of the all-reduce", flush.filled, one.knobs.reduce, lives))
+        if one.sums_in_fp32:
+            own, before = [], own  # the buffer is looked up before the reduction
+            live.append(states.transient("fp32 copy of one slice", min(flush.filled, one.largest_slice), "fp32", lives))
+            return [*before, *_pulses(live)]
+        if takes and one.offloads:
+            own = [states.norm_of_one_slice(min(flush.filled, one.largest_slice), "fp64")]
+        return [*_pulses(live), *own]
 
 
-def _flush(one: Owner, where: Buckets) -> Node:
-    """The reduction that takes most of those that the backward has."""
-    return max((_reduction(one, flush) for flush in where.flushes), key=lambda node: node.peak_bytes, default=EMPTY)
-
-
-def _reduction(one: Owner, flush: Flush) -> Node:
-    """A full bucket's reduction, while the gradient that did not fit waits; one that no bucket takes is still there itself."""
-    lives = "gradient reduction"
-    params, grads = one.job.precision.params, one.bucket_dtype
-    live = [
-        states.transient("gradient that waits for the bucket", flush.waiting, params, lives),
-        states.transient("gradient larger than the bucket", flush.alone, params, lives, why="reduced alone"),
-    ]
-    elements = flush.filled if one.sums_in_fp32 else flush.concatenated
-    why = "slices of more than one owner, or of a sum in fp32"
-    live.append(states.transient("concatenated bucket", elements, grads, lives, why=why))
-    if one.knobs.reduce != grads:
-        live.append(states.transient("bucket in the type of the all-reduce", flush.filled, one.knobs.reduce, lives))
-    if one.sums_in_fp32:
-        live.append(states.transient("fp32 copy of one slice", one.largest_slice, "fp32", "sum in fp32"))
-    held = [item for item in live if item.bytes]
-    return Sequence([*(alloc(item) for item in held), *(free(item) for item in reversed(held))], "gradient reduction")
-
-
-class _Flushing(Wrap):
-    """After each block a bucket may be full."""
-
-    def __init__(self, one: Owner, where: Buckets) -> None:
-        self.flush = _flush(one, where)
-
-    def backward(
-        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
-    ) -> Node:
-        return Sequence([program.backward, self.flush])
+def _pulses(items: list[Item]) -> list[Node]:
+    return [*(alloc(item) for item in items), *(free(item) for item in reversed(items))]
 
 
 # -- stage 1: gradients stay whole until the last micro-batch
 
 
-def _stage_1(one: Owner) -> Node:
+def _stage_1(one: Owner) -> Sequence:
     grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
     bucket = _bucket_at_the_first_gradient(one) if one.knobs.stage1_buckets else Sequence([])
 

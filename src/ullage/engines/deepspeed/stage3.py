@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
-from ullage.engines.deepspeed.buckets import Buckets, Flush, plan
+from ullage.engines.deepspeed.buckets import Bucket, Flush, hooked_backward
 from ullage.engines.deepspeed.gathers import Gathers, persistent_numel
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held, data_parallel, element_numels
+from ullage.engines.deepspeed.partition import Held, data_parallel
 from ullage.engines.deepspeed.passes import Passes
 from ullage.engines.deepspeed.states import Static
 from ullage.frozen import frozen
@@ -103,34 +103,33 @@ class _Stage3:
         return self._gathers(elements).forward(self.replayer)
 
     def backward(self, elements: ListLike[Element], first: bool) -> Node:
-        numels = element_numels(self.job, self.rank, elements)
-        where = plan(numels, self.held, (), self.knobs)
-        inner = self._gathers(elements).backward(self.replayer, where.flush, self._reduce(where))
-        return Sequence([inner, self._reduce(where)])
+        bucket = Bucket(self.held, (), self.knobs)
+
+        def hook(place: int, numel: int) -> Node:
+            return self._reduce(bucket.meets(place, numel))
+
+        hooked = hooked_backward(self.job, self.rank, self.replayer, elements, hook)
+        inner = self._gathers(elements).backward(node for _, node in hooked)
+        return Sequence([inner, self._reduce(bucket.empties())])
 
     def _gathers(self, elements: ListLike[Element]) -> Gathers:
         return Gathers.plan(self.job, self.rank, self.knobs, elements)
 
-    def _reduce(self, where: Buckets) -> Node:
-        """reduce_scatter_coalesced concatenates everything in the bucket while the gradient that did not fit waits.
+    def _reduce(self, flush: Flush | None) -> Node:
+        return EMPTY if flush is None else _reduction(self.job, self.held, self.knobs, flush.filled)
 
-        A single gradient that divides evenly (one larger than the bucket) is reduced in place: it is there itself instead."""
-        lives = "gradient reduction"
-        nodes = [
-            max((self._reduction(flush) for flush in where.flushes), key=lambda one: one.peak_bytes, default=EMPTY)
-        ]
-        if self.job.offload.optimizer != "none":
-            elements = min(self.held.dense.largest // self.held.dense.shards, _HOST_NORM_ELEMENTS)
-            nodes.append(states.norm_of_one_slice(elements, "fp64"))
-        return Sequence(nodes, lives)
 
-    def _reduction(self, flush: Flush) -> Node:
-        lives = "gradient reduction"
-        waiting = states.transient(
-            "gradient that waits for the bucket", flush.waiting, self.job.precision.params, lives
-        )
-        concat = states.transient("concatenated bucket", flush.filled, self.knobs.reduce, lives)
-        return Sequence([alloc(waiting), alloc(concat), free(concat), free(waiting)])
+@lru_cache(maxsize=1024)
+def _reduction(job: Job, held: Held, knobs: Knobs, elements: int) -> Node:
+    """reduce_scatter_coalesced concatenates everything in the bucket.
+
+    A single gradient that divides evenly (one larger than the bucket) is reduced in place: it is there itself instead."""
+    lives = "gradient reduction"
+    nodes = [states.pulse(states.transient("concatenated bucket", elements, knobs.reduce, lives))]
+    if job.offload.optimizer != "none":
+        largest = min(held.dense.largest // held.dense.shards, _HOST_NORM_ELEMENTS)
+        nodes.append(states.norm_of_one_slice(largest, "fp64"))
+    return Sequence(nodes, lives)
 
 
 _HOST_NORM_ELEMENTS = 250_000_000
