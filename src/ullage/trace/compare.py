@@ -331,24 +331,36 @@ def _gap(closed: Sizes, traced: Sizes) -> str:
     return " / ".join(f"{mine - real:+,}" if mine != real else "0" for mine, real in zip(closed, traced, strict=True))
 
 
+SUMMARY = """
+| family | modes | blocks | equal to the byte |
+|---|---|---|---|
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    """Prints every block of each family's first mode, what differs in its other modes, and then how many of all are equal."""
     parser = argparse.ArgumentParser(prog="python -m ullage.trace.compare", description=__doc__)
     parser.add_argument("--family", default=",".join(FAMILIES), help="names, with commas between")
     parser.add_argument("--differing", action="store_true", help="only what differs")
     arguments = parser.parse_args(argv)
-    equal = total = 0
     sys.stdout.write(HEAD)
-    for case in cases([name for name in FAMILIES if name in arguments.family.split(",")]):
-        try:
-            found = rows(case)
-        except UllageError as error:
-            sys.stderr.write(f"{case}: {error}\n")
+    summary = []
+    for family in FAMILIES:
+        if family not in arguments.family.split(","):
             continue
-        equal += sum(row.equal for row in found)
-        total += len(found)
-        sys.stdout.writelines(line(row) for row in found if not (arguments.differing and row.equal))
-        sys.stdout.flush()
-    sys.stderr.write(f"{equal} of {total} blocks equal to the byte\n")
+        modes = blocks = equal = 0
+        for case in cases([family]):
+            try:
+                found = rows(case)
+            except UllageError as error:
+                sys.stderr.write(f"{case}: {error}\n")
+                continue
+            whole = not (modes or arguments.differing)
+            sys.stdout.writelines(line(row) for row in found if whole or not row.equal)
+            sys.stdout.flush()
+            modes, blocks, equal = modes + 1, blocks + len(found), equal + sum(row.equal for row in found)
+        summary.append(f"| {family} | {modes} | {blocks} | {equal} |\n")
+    sys.stdout.writelines([SUMMARY, *summary])
     return 0
 
 
