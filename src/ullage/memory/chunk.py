@@ -200,8 +200,8 @@ def forward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: G
         key = (previous, element, following)
         if key not in built:
             program = replayer.element_program(element, rule)
-            inner = Sequence([program.forward], f"forward of {element.block.name}")
-            built[key] = wrap.forward(element, inner, previous, following)
+            inner = wrap.forward(element, program.forward, previous, following)
+            built[key] = Sequence([inner], f"forward of {element.block.name}")
         return built[key]
 
     return Sequence(_compressed(elements, node))

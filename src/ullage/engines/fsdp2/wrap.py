@@ -87,7 +87,7 @@ class ShardedWrap(Wrap):
             after = [*take([unit.kept]), *drop(unit.gathered)]
         # the frame that copies out names the output before it to its end (_fsdp_param_group.py, wait_for_unshard)
         copied = [*copy_out(unit), *drop([before.staging] if before is not None else [])]
-        return Sequence([*gather(unit), *copied, node, *after], f"forward of {element.block.name}")
+        return Sequence([*gather(unit), *copied, node, *after])
 
     def before_forward(self) -> list[Node]:
         """The root's parameters, gathered first; their all-gather output waits for the next group."""
