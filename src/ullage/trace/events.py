@@ -17,7 +17,8 @@ class Allocation:
 
     bytes: as the allocator rounds. category: of memory/ledger.py. module: qualified name of the innermost module that made it ("" is
     the root). op: the torch op that did ("aten.mm"). name: of the parameter it is or belongs to, where it does. phase: the moment of
-    its birth. stream: 0 is the default stream. freed_in: the module whose forward or backward let go of it.
+    its birth. stream: 0 is the default stream. freed_in: the module whose forward or backward let go of it. rewritten: when autograd
+    wrote a sum of gradients over it.
     """
 
     bytes: int
@@ -32,6 +33,7 @@ class Allocation:
     name: str = ""
     stream: int = 0
     freed_in: str = ""
+    rewritten: tuple[int, ...] = ()
 
     def alive(self, at: int) -> bool:
         return self.birth <= at and (self.death is None or self.death > at)

@@ -29,7 +29,7 @@ class Life:
     """One stretch of a storage's being allocated."""
 
     __slots__ = (
-        "birth", "bytes", "death", "dtype", "mark", "module", "node", "op", "recompute", "shape", "storage", "stream",
+        "birth", "bytes", "death", "dtype", "mark", "module", "node", "op", "recompute", "rewritten", "shape", "storage", "stream",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
@@ -41,6 +41,7 @@ class Life:
         self.shape: tuple[int, ...] = ()
         self.stream = self.mark = 0
         self.recompute = 0  # the recomputation that it was born in, 0: none
+        self.rewritten: list[int] = []  # when a result was written over it
         self.node = 0  # the number of the autograd node in whose backward it was born, 0: in none
 
 
@@ -59,6 +60,7 @@ def allocation(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end
         shape=life.shape,
         name=life.storage.name,
         stream=life.stream,
+        rewritten=tuple(life.rewritten),
     )
 
 

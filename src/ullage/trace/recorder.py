@@ -155,9 +155,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert self.lives[-1] is heir.life, "the result is the last that was born"
         assert storage.life is not None
         self.lives.pop()
-        self.clock -= 1
         heir.life, storage.life = storage.life, None
         heir.life.storage = heir
+        heir.life.rewritten.append(self.clock)
 
     def _died(self, storage: Storage) -> None:
         if storage.life is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ullage.trace.events import Allocation, Trace, TracedOp
@@ -61,7 +61,12 @@ class Tape:
         self._forward_at = [op.at for op in self.forward]
         self._backward_at = [op.at for op in self.backward]
         self.steps_back = self._positions()
-        self.born = {one.birth: one for one in trace.allocations if self.start < one.birth <= self.end}
+        self.born = {
+            piece.birth: piece
+            for one in trace.allocations
+            if self.start < one.birth <= self.end
+            for piece in _pieces(one)
+        }
         self._place_forward()
         self._place_backward()
 
@@ -154,3 +159,10 @@ class Tape:
             live += change[at]
             curve.append(live)
         return curve
+
+
+def _pieces(one: Allocation) -> Iterator[Allocation]:
+    """A gradient that sums were written over, as one gradient after another: each belongs to the tick that made it."""
+    for birth, death in pairwise((one.birth, *one.rewritten, one.death)):
+        assert birth is not None
+        yield one if not one.rewritten else replace(one, birth=birth, death=death, rewritten=())
