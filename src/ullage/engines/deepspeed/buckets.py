@@ -16,7 +16,7 @@ from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import Element, Replayer
-from ullage.memory.program import Change, Item, Node, Repeat, Sequence
+from ullage.memory.program import EMPTY, Change, Item, Node, Repeat, Sequence
 from ullage.memory.rank import Rank
 
 
@@ -88,8 +88,8 @@ def hooked_backward(
                 base, numel = at[name]
                 calls.append(hook(base + (element.size - turn) * each, numel))
             else:
-                calls.append(Sequence([]))
-        inner = _with_hooks(backward, frozenset(names), tuple(calls))
+                calls.append(EMPTY)
+        inner = _with_hooks(backward, frozenset(names), calls)
         yield element, Sequence([inner], f"backward of {element.block.name}")
 
 
@@ -106,27 +106,32 @@ def _names(element: Element, replayer: Replayer) -> dict[Item, str]:
 
 @lru_cache(maxsize=1024)
 def _complete(node: Node, grads: frozenset[Item]) -> tuple[Item, ...]:
-    """The gradients in the order in which they are let go of."""
+    """The gradients in the order in which a backward lets go of them."""
+    return tuple(_let_go(node, grads))
+
+
+def _let_go(node: Node, grads: frozenset[Item]) -> Iterator[Item]:
     if isinstance(node, Change):
-        return (node.item,) if node.count < 0 and node.item in grads else ()
-    if isinstance(node, Repeat):
-        return _complete(node.child, grads) * node.times
-    assert isinstance(node, Sequence)
-    return tuple(item for child in node.children for item in _complete(child, grads))
+        if _is_complete(node, grads):
+            yield node.item
+    elif isinstance(node, Repeat):
+        yield from list(_let_go(node.child, grads)) * node.times
+    elif isinstance(node, Sequence):
+        for child in node.children:
+            yield from _let_go(child, grads)
 
 
-@lru_cache(maxsize=1024)
-def _with_hooks(node: Node, grads: frozenset[Item], calls: tuple[Node, ...]) -> Node:
-    if not any(call.changes for call in calls):
-        return node
-    return _inserted(node, grads, iter(calls))
+def _is_complete(change: Change, grads: frozenset[Item]) -> bool:
+    return change.count < 0 and change.item in grads
+
+
+def _with_hooks(node: Node, grads: frozenset[Item], calls: ListLike[Node]) -> Node:
+    return _inserted(node, grads, iter(calls)) if any(call.changes for call in calls) else node
 
 
 def _inserted(node: Node, grads: frozenset[Item], calls: Iterator[Node]) -> Node:
-    if not _complete(node, grads):
-        return node
     if isinstance(node, Change):
-        call = next(calls)
+        call = next(calls) if _is_complete(node, grads) else EMPTY
         return Sequence([call, node]) if call.changes else node
     if isinstance(node, Repeat):
         return Sequence([_inserted(node.child, grads, calls) for _ in range(node.times)])

@@ -19,10 +19,14 @@ from ullage.frozen import frozen
 
 @frozen
 class Hooks:
-    """One module's call in a forward or a backward: the places of its own parameters. releases: whether its end is seen."""
+    """One module's call: the places of its own parameters. segment: the stretch of the step that it belongs to.
+
+    forward: it is a forward, be it run again in a backward. releases: its end is seen.
+    """
 
     params: tuple[int, ...]
-    visit: int
+    segment: int
+    forward: bool = True
     releases: bool = True
 
 
@@ -37,9 +41,10 @@ class Limits:
 
 @frozen
 class Level:
-    """The most elements during a visit: whole or on their way, and with flat buffers beside what has been copied out of them."""
+    """The most elements during a segment. held: whole or on their way, and in a backward with flat buffers that modules after it wait
+    for. peak: for a moment, with the flat buffer beside all that is copied out of it."""
 
-    whole: int
+    held: int
     peak: int
 
 
@@ -81,28 +86,26 @@ class Coordinator:
         self.live = 0  # elements of what is whole or on its way
         self.flat = 0  # elements of flat buffers whose parameters have been copied out
 
-    def levels(self) -> list[Level]:
-        """Of each visit (persistent parameters aside)."""
-        found = [Level(whole=0, peak=0)] * (max((hook.visit for hook in self.hooks), default=-1) + 1)
+    def levels(self, segments: int) -> list[Level]:
+        """Of each segment (persistent parameters aside)."""
+        found = [Level(held=0, peak=0)] * segments
         for hook in self.hooks:
             level = self._called(hook)
-            before = found[hook.visit]
-            found[hook.visit] = Level(whole=max(before.whole, level.whole), peak=max(before.peak, level.peak))
+            before = found[hook.segment]
+            found[hook.segment] = Level(held=max(before.held, level.held), peak=max(before.peak, level.peak))
         return found
 
     def _called(self, hook: Hooks) -> Level:
         self._fetch(hook.params)
-        whole, peak = self.live, self.live + self.flat
-        for param in hook.params:
-            peak = max(peak, self._wait(param))
+        peak = max([self.live + self.flat, *(self._wait(param) for param in hook.params)])
         self._take_from_queue(hook.params)
         self._fetch(self._ahead())
-        whole, peak = max(whole, self.live), max(peak, self.live + self.flat)
+        held = self.live + (0 if hook.forward else self.flat)
         self.step += 1
         if hook.releases:
             for param in hook.params:
                 self._release(param)
-        return Level(whole=whole, peak=peak)
+        return Level(held=held, peak=max(held, peak))
 
     def _fetch(self, params: ListLike[int]) -> None:
         missing = [param for param in params if param not in self.whole]

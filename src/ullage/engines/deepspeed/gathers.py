@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
 from ullage.engines.base import sized
-from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
+from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Limits
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
-from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import PLAIN, Element, Replayer, Wrap
-from ullage.memory.program import Item, Node, Sequence, alloc, free
+from ullage.memory.program import EMPTY, Item, Node, Sequence, alloc, free
 from ullage.memory.rank import LocalParam, Rank
 from ullage.model.graph import Block, Op
 
@@ -36,70 +35,70 @@ def persistent_numel(held: Held, knobs: Knobs) -> int:
     return total
 
 
-@frozen
 class Gathers:
-    """levels: what is gathered during each block's forward, in model order, and then during each one's backward."""
+    """What is gathered during each block's forward, and in its backward during each module's: a gradient's hook is where the next
+    module's begins."""
 
-    job: Job
-    elements: tuple[Element, ...]
-    levels: tuple[Level, ...]
-
-    @staticmethod
-    def plan(job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> Gathers:
-        return Gathers(job=job, elements=tuple(elements), levels=_levels(job, rank, knobs, tuple(elements)))
+    def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> None:
+        self.dtype = job.precision.params
+        self.elements = tuple(elements)
+        self.tree = _Tree(job, rank, self.elements)
+        small = frozenset(place for place, numel in enumerate(self.tree.numels) if is_persistent(numel, knobs))
+        limits = Limits(
+            prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
+        )
+        segments = self.tree.backwards[-1].stop if elements else 0
+        self.levels = Coordinator(tuple(self.tree.numels), small, self.tree.hooks, limits).levels(segments)
+        self.segment = 0
+        self.last = 0  # segment of the block that runs
 
     def forward(self, replayer: Replayer) -> Node:
         rule = GradRule(mode="add")
-        return Sequence(
-            [
-                self._during(use, element, chunks.forward([element], replayer, Wrap(), rule))
-                for use, element in enumerate(self.elements)
-            ]
-        )
+        nodes = []
+        for segment, element in enumerate(self.elements):
+            inner = chunks.forward([element], replayer, Wrap(), rule)
+            nodes.append(Sequence([*self._enter(segment), inner, *self._leave(segment)]))
+        return Sequence(nodes)
 
-    def backward(self, backwards: Iterable[Node]) -> Node:
-        """backwards: of the elements, last first."""
-        uses = range(len(self.elements), 2 * len(self.elements))
-        return Sequence(
-            [
-                self._during(use, element, node)
-                for use, element, node in zip(uses, reversed(self.elements), backwards, strict=True)
-            ]
-        )
+    def backward(self, backwards: Iterator[Node]) -> Node:
+        """backwards: makes that of each element, last first, and calls ``turn`` in each gradient's hook."""
+        nodes = []
+        for segments in self.tree.backwards:
+            self.segment, self.last = segments.start, segments.stop - 1
+            before = self._enter(self.segment)
+            inner = next(backwards)
+            nodes.append(Sequence([*before, inner, *self._leave(self.segment)]))
+        return Sequence(nodes)
 
-    def _during(self, use: int, element: Element, inner: Node) -> Node:
-        level = self.levels[use]
-        if not level.peak:
-            return inner
-        whole = _gathered(element.block.name, level.whole, self.job.precision.params)
-        flat = _flat(level.peak - level.whole, self.job.precision.params)
-        return Sequence([alloc(whole), alloc(flat), free(flat), inner, free(whole)])
+    def turn(self, place: int) -> Node:
+        """A module's gradients are complete: it lets go of what it took, and the next one's hook has run."""
+        if place not in self.tree.ends or self.segment == self.last:
+            return EMPTY
+        left = self._leave(self.segment)
+        self.segment += 1
+        return Sequence([*left, *self._enter(self.segment)])
+
+    def _enter(self, segment: int) -> list[Node]:
+        level = self.levels[segment]
+        flat = _flat(level.peak - level.held, self.dtype)
+        return [alloc(_gathered(level.held, self.dtype)), alloc(flat), free(flat)] if level.peak else []
+
+    def _leave(self, segment: int) -> list[Node]:
+        level = self.levels[segment]
+        return [free(_gathered(level.held, self.dtype))] if level.peak else []
 
 
-@lru_cache(maxsize=1024)
-def _gathered(name: str, numel: int, dtype: str) -> Item:
-    why = "whole or on their way"
-    return sized("gathered", f"parameters gathered around {name}", numel, dtype, why=why, lives="fetch to release")
+@lru_cache(maxsize=4096)
+def _gathered(numel: int, dtype: str) -> Item:
+    """One object for one line of the ledger, so that a release finds its fetch."""
+    why = "whole, on their way or in a flat buffer that is waited for"
+    return sized("gathered", "gathered parameters", numel, dtype, why=why, lives="fetch to release")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _flat(numel: int, dtype: str) -> Item:
     why = "of several parameters, beside the copies out of it"
-    return sized(
-        "gathered", "flat buffer of a gather", numel, dtype, why=why, lives="until the last has been waited for"
-    )
-
-
-@lru_cache(maxsize=256)
-def _levels(job: Job, rank: Rank, knobs: Knobs, elements: tuple[Element, ...]) -> tuple[Level, ...]:
-    tree = _Tree(job, rank, elements)
-    small = frozenset(place for place, numel in enumerate(tree.numels) if is_persistent(numel, knobs))
-    limits = Limits(
-        prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
-    )
-    found = Coordinator(tuple(tree.numels), small, tree.hooks, limits).levels()
-    missing = 2 * len(elements) - len(found)  # the last blocks of the backward have no module
-    return (*found, *[Level(whole=0, peak=0)] * missing)
+    return sized("gathered", "flat buffer of a gather", numel, dtype, why=why, lives="while it is copied from")
 
 
 class _Tree:
@@ -112,13 +111,16 @@ class _Tree:
     def __init__(self, job: Job, rank: Rank, elements: tuple[Element, ...]) -> None:
         self.numels: list[int] = []
         self.hooks: list[Hooks] = []
+        self.backwards: list[range] = []  # segments of each element's backward, last element first
+        self.forwards = len(elements)
         self.deep = job.stack in _TREES_OF_MODULES
         local = {param.name: param for param in rank.params}
         modules = [list(self._modules(element, local)) for element in elements]
-        for visit, element in enumerate(elements):
-            self._forward(visit, element, modules[visit])
-        for visit, element in enumerate(reversed(elements), start=len(elements)):
-            self._backward(visit, element, modules[2 * len(elements) - 1 - visit])
+        self.ends = frozenset(params[0] for mine in modules for params in mine if params)
+        for segment, element in enumerate(elements):
+            self._forward(segment, element, modules[segment])
+        for element, mine in zip(reversed(elements), reversed(modules), strict=True):
+            self._backward(element, mine)
 
     def _modules(self, element: Element, local: dict[str, LocalParam]) -> Iterator[tuple[int, ...]]:
         for _ in range(element.size):
@@ -132,20 +134,25 @@ class _Tree:
                         self.numels.append(param.numel)
                 yield tuple(places)
 
-    def _forward(self, visit: int, element: Element, modules: list[tuple[int, ...]]) -> None:
+    def _forward(self, segment: int, element: Element, modules: list[tuple[int, ...]]) -> None:
         first = element.block.role == "embedding"
         outer = (2 if self.deep else 1) * first
         hooks = [*[()] * outer, *modules, *([()] if first and self.deep else [])]
-        self.hooks += [Hooks(params=params, visit=visit) for params in hooks]
+        self.hooks += [Hooks(params=params, segment=segment) for params in hooks]
 
-    def _backward(self, visit: int, element: Element, modules: list[tuple[int, ...]]) -> None:
+    def _backward(self, element: Element, modules: list[tuple[int, ...]]) -> None:
+        start = segment = self.backwards[-1].stop if self.backwards else self.forwards
         if element.mode != PLAIN:
-            self._forward(visit, element, modules)  # runs again
+            self._forward(segment, element, modules)  # runs again
         outer = (2 if self.deep else 1) * (element.block.role == "head")
         # The word embedding's inputs are integers: its backward is never seen to end.
         releases = element.block.role != "embedding"
-        hooks = [*[()] * outer, *reversed(modules)]
-        self.hooks += [Hooks(params=params, visit=visit, releases=releases) for params in hooks]
+        left = sum(1 for params in modules if params)
+        for params in [*[()] * outer, *reversed(modules)]:
+            self.hooks.append(Hooks(params=params, segment=segment, forward=False, releases=releases))
+            left -= bool(params)
+            segment += bool(params and left)
+        self.backwards.append(range(start, segment + 1))
 
 
 def _calls(block: Block, deep: bool) -> Iterator[tuple[Op, int]]:

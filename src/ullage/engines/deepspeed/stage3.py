@@ -19,7 +19,7 @@ from ullage.engines.deepspeed.states import Static
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Element, Replayer
-from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -100,23 +100,29 @@ class _Stage3:
     replayer: Replayer
 
     def forward(self, elements: ListLike[Element]) -> Node:
-        return self._gathers(elements).forward(self.replayer)
+        return Gathers(self.job, self.rank, self.knobs, elements).forward(self.replayer)
 
     def backward(self, elements: ListLike[Element], first: bool) -> Node:
-        bucket = Bucket(self.held, (), self.knobs)
+        return _backward(self.job, self.rank, self.held, self.knobs, self.replayer, tuple(elements))
 
-        def hook(place: int, numel: int) -> Node:
-            return self._reduce(bucket.meets(place, numel))
 
-        hooked = hooked_backward(self.job, self.rank, self.replayer, elements, hook)
-        inner = self._gathers(elements).backward(node for _, node in hooked)
-        return Sequence([inner, self._reduce(bucket.empties())])
+@lru_cache(maxsize=64)
+def _backward(
+    job: Job, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer, elements: tuple[Element, ...]
+) -> Node:
+    """The same in every micro-batch: the accumulator is there all the time."""
+    gathers = Gathers(job, rank, knobs, elements)
+    bucket = Bucket(held, (), knobs)
 
-    def _gathers(self, elements: ListLike[Element]) -> Gathers:
-        return Gathers.plan(self.job, self.rank, self.knobs, elements)
+    def reduced(flush: Flush | None) -> list[Node]:
+        return [] if flush is None else [_reduction(job, held, knobs, flush.filled)]
 
-    def _reduce(self, flush: Flush | None) -> Node:
-        return EMPTY if flush is None else _reduction(self.job, self.held, self.knobs, flush.filled)
+    def hook(place: int, numel: int) -> Node:
+        return Sequence([*reduced(bucket.meets(place, numel)), gathers.turn(place)])
+
+    hooked = hooked_backward(job, rank, replayer, elements, hook)
+    inner = gathers.backward(node for _, node in hooked)
+    return Sequence([inner, *reduced(bucket.empties())])
 
 
 @lru_cache(maxsize=1024)
