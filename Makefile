@@ -21,7 +21,7 @@ test: venv
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # The core alone, built and installed as a user gets it: what the wheel forgets is missed here.
 .venv-demo/.stamp: pyproject.toml $(shell find src -type f -not -path '*/__pycache__/*')

@@ -1,0 +1,37 @@
+"""The estimate against real DeepSpeed steps on two and on four processes: what the rank that needs most holds, within 2 %."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed.deepspeed_cases import CASES, RANKS
+from tests.distributed.deepspeed_runs import IMPORTS, Case, Held, estimated, job_of, measure
+from tests.distributed.world import context, run
+
+pytestmark = pytest.mark.xdist_group("deepspeed")  # one worker, so that one server imports DeepSpeed
+
+TOLERANCE = 0.02
+TIMEOUT_S = 60.0
+FIGURES = ("between", "passes", "peak")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_estimate_is_what_a_real_step_holds(case: Case, ranks: int) -> None:
+    measured = run(context(*IMPORTS), measure, (case, ranks), ranks=ranks, timeout_s=TIMEOUT_S)
+    expected = estimated(job_of(case, ranks))
+    most = {name: max(getattr(one, name) for one in measured) for name in FIGURES}
+    gaps = {name: getattr(expected, name) / most[name] - 1 for name in FIGURES}
+    if any(abs(gap) > TOLERANCE for gap in gaps.values()):
+        pytest.fail(_told(gaps, expected, max(measured, key=lambda one: one.peak)))
+
+
+def _told(gaps: dict[str, float], expected: Held, worst: Held) -> str:
+    return "\n".join(
+        [
+            ", ".join(f"{name} {gap:+.2%}" for name, gap in gaps.items()),
+            f"measured {worst.peak:,} B, {worst.moment}",
+            *worst.account,
+            f"estimated {expected.peak:,} B, {expected.moment}",
+            *expected.account,
+        ]
+    )
