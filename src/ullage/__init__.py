@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ullage.api import (
+        Check,
+        Conversion,
         Estimate,
         Job,
         ModelFacts,
         Validation,
         as_dict,
+        check,
+        convert,
         devices,
         estimate,
         models,
@@ -38,7 +42,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Check",
     "Contradiction",
+    "Conversion",
     "Estimate",
     "Infeasible",
     "InvalidInput",
@@ -50,6 +56,8 @@ __all__ = [
     "Unsupported",
     "Validation",
     "as_dict",
+    "check",
+    "convert",
     "devices",
     "estimate",
     "models",

@@ -15,16 +15,22 @@ from ullage.job.job import Job
 from ullage.job.read import read_job
 
 if TYPE_CHECKING:
+    from ullage.formats.check import Check
+    from ullage.formats.convert import Conversion
     from ullage.hardware.cluster import Device
     from ullage.model.facts import ModelFacts
     from ullage.validation.compare import Validation
 
 __all__ = [
+    "Check",
+    "Conversion",
     "Estimate",
     "Job",
     "ModelFacts",
     "Validation",
     "as_dict",
+    "check",
+    "convert",
     "devices",
     "estimate",
     "models",
@@ -74,6 +80,27 @@ def validate(paths: Sequence[str | Path], progress: Callable[[int, int], None] |
     return compare(read_records(paths), progress)
 
 
+def convert(path: str | Path, to: str, overrides: Sequence[str] = (), *, name: str | None = None) -> Conversion:
+    """The file at ``path`` in the format ``to``, each ``KEY=VALUE`` of ``overrides`` set; docs/formats.md lists the formats.
+
+    name: the file's own format; None: found by its content. What of the job the text does not say is in ``unsaid``, what of the
+    file no job holds in ``leftovers``.
+    """
+    from ullage.formats.convert import convert
+
+    return convert(path, to, overrides, name=name)
+
+
+def check(path: str | Path, overrides: Sequence[str] = (), *, name: str | None = None) -> Check:
+    """A configuration file estimated, with what is wrong or wasteful in it and the smallest edit that helps, as a diff of it.
+
+    overrides: ``KEY=VALUE`` of a job, for what the file does not say: the model and the cluster at least.
+    """
+    from ullage.formats.check import check
+
+    return check(path, overrides, name=name)
+
+
 def as_dict(answer: Estimate | Validation) -> dict[str, object]:
     """The JSON object of docs/job.md, in plain Python values: what ``--json`` prints."""
     from ullage.report import json
@@ -87,6 +114,14 @@ def __getattr__(name: str) -> object:
         from ullage.validation.compare import Validation
 
         return Validation
+    if name == "Check":
+        from ullage.formats.check import Check
+
+        return Check
+    if name == "Conversion":
+        from ullage.formats.convert import Conversion
+
+        return Conversion
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

@@ -54,9 +54,14 @@ FLAGS = (
 )
 
 
-def add_job_flags(parser: argparse.ArgumentParser) -> None:
+def add_job_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    metavar: str = "JOB",
+    what: str = "a job file: YAML, TOML or JSON (docs/job.md)",
+) -> None:
     """JOB, ``--set``, ``--option`` and one flag for each common key."""
-    parser.add_argument("job", nargs="?", metavar="JOB", help="a job file: YAML, TOML or JSON (docs/job.md)")
+    parser.add_argument("job", nargs="?", metavar=metavar, help=what)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the job: --set layout.tp=2"
     )

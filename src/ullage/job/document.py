@@ -49,8 +49,11 @@ def read_document(source: str | Path | Mapping[str, object]) -> Document:
     """A file (by its suffix; without one, by its content) or a mapping in job.md's shape."""
     if isinstance(source, Mapping):
         return Document(_plain(source, 0))
-    path = Path(source)
-    text = read_text(path)
+    return parse_document(read_text(Path(source)), Path(source))
+
+
+def parse_document(text: str, path: Path) -> Document:
+    """The text of the file at ``path``, which is not read again."""
     suffix = path.suffix.lower()
     if suffix == ".json" or (suffix not in (".yaml", ".yml", ".toml") and text.lstrip().startswith("{")):
         values, find_lines = _json(text, str(path))

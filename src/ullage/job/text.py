@@ -11,10 +11,10 @@ from ullage.units import MIB, format_bytes
 LONGEST_FILE_BYTES = 1 * MIB
 
 
-def read_text(path: Path) -> str:
-    """The text of ``path``; InvalidInput if it is no readable, small text file."""
+def read_text(path: Path, what: str = "a job file") -> str:
+    """The text of ``path``; InvalidInput if it is no readable, small text file. what: that a message says was expected."""
     place = str(path)
-    remedy = "give the path of a job file"
+    remedy = f"give the path of {what}"
     try:
         raw = read_start(path, LONGEST_FILE_BYTES, remedy=remedy)
     except IsADirectoryError:
@@ -25,22 +25,22 @@ def read_text(path: Path) -> str:
         size = max(path.stat().st_size, len(raw))  # a pipe says 0
         raise InvalidInput(
             f"is {format_bytes(size)} long",
-            allowed=f"a job file of at most {format_bytes(LONGEST_FILE_BYTES)}",
+            allowed=f"{what} of at most {format_bytes(LONGEST_FILE_BYTES)}",
             remedy="is this a checkpoint or a data set?",
             place=place,
         )
-    return _decoded(raw, place)
+    return _decoded(raw, place, what)
 
 
-def _decoded(raw: bytes, place: str) -> str:
+def _decoded(raw: bytes, place: str, what: str) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(
             f"is no text file (byte {error.start} is no UTF-8)",
-            allowed="a job file in YAML, TOML or JSON, as UTF-8 text",
+            allowed=f"{what} in YAML, TOML or JSON, as UTF-8 text",
             place=place,
         ) from None
     if "\0" in text:
-        raise InvalidInput("is a binary file", allowed="a job file in YAML, TOML or JSON", place=place)
+        raise InvalidInput("is a binary file", allowed=f"{what} in YAML, TOML or JSON", place=place)
     return text

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ullage.engines.estimate import Estimate
+    from ullage.formats.check import Check
+    from ullage.formats.convert import Conversion
+    from ullage.formats.reading import Finding, Leftover
     from ullage.hardware.cluster import Device
     from ullage.memory.ledger import Line
     from ullage.model.facts import ModelFacts
@@ -82,6 +85,39 @@ def ledger_line(line: Line) -> dict[str, object]:
         "count": line.count,
         "lives": line.lives,
     }
+
+
+def check(answer: Check) -> dict[str, object]:
+    """``ullage check --json``."""
+    from ullage.job.write import job_to_dict
+
+    return {
+        "job": job_to_dict(answer.job),
+        "leftovers": [_leftover(one) for one in answer.leftovers],
+        "estimate": estimate(answer.estimate),
+        "findings": [_finding(one) for one in answer.findings],
+        "edit": answer.edit,
+        "edit_brings": answer.helps,
+    }
+
+
+def conversion(answer: Conversion) -> dict[str, object]:
+    """``ullage convert --json``."""
+    return {
+        "format": answer.format,
+        "text": answer.text,
+        "unsaid": [{"key": one.key, "value": one.value, "why": one.why} for one in answer.unsaid],
+        "notes": list(answer.notes),
+        "leftovers": [_leftover(one) for one in answer.leftovers],
+    }
+
+
+def _leftover(one: Leftover) -> dict[str, object]:
+    return {"key": one.key, "value": one.value, "why": one.why}
+
+
+def _finding(one: Finding) -> dict[str, object]:
+    return {"severity": one.severity, "key": one.key, "what": one.what, "remedy": one.remedy}
 
 
 def models(found: Sequence[ModelFacts]) -> dict[str, object]:

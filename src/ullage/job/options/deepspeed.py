@@ -50,8 +50,8 @@ OPTIONS: tuple[Option, ...] = table(
                 ignore_unused_parameters elastic_checkpoint load_from_fp32_weights zero_allow_untested_optimizer
                 zero_force_ds_cpu_optimizer check_grad_overflow wall_clock_breakdown dump_state memory_breakdown
                 legacy_stage1 allgather_partitions use_multi_rank_bucket_allreduce override_module_apply log_trace_cache_warnings""",
-            COUNT: "allgather_bucket_size steps_per_print initial_scale_power loss_scale_window min_loss_scale hysteresis",
-            NUMBER: "gradient_clipping loss_scale",
+            COUNT: "allgather_bucket_size steps_per_print initial_scale_power loss_scale_window hysteresis",
+            NUMBER: "gradient_clipping loss_scale min_loss_scale",
         },
     },
     engines=("deepspeed",),

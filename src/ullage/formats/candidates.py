@@ -1,0 +1,85 @@
+"""Changes of a job that free memory, in the order of what they cost in speed: one at a time, then in pairs, then in threes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+
+from ullage.engines.reach import OFFLOADS
+from ullage.job.job import Job
+
+Change = dict[str, object]
+"""Dotted job key -> value, as ``--set`` has it."""
+
+_STEADY_BUCKET = 50_000_000
+"""Elements: a tenth of DeepSpeed's default bucket; 100 MB of 16-bit gradients still fill a link."""
+_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+_SHARDING = ("deepspeed", "fsdp1", "fsdp2")
+
+
+def combined(job: Job, possible: Callable[[Change], bool]) -> Iterator[tuple[Change, ...]]:
+    """Every single change that is possible, then every pair of them, then every three."""
+    singles = [change for change in _singles(job) if possible(change)]
+    for count in (1, 2, 3):
+        for some in combinations(singles, count):
+            keys = [key for change in some for key in change]
+            if len(keys) == len(set(keys)):
+                yield some
+
+
+def merged(some: Iterable[Change]) -> Change:
+    return {key: value for change in some for key, value in change.items()}
+
+
+def _singles(job: Job) -> Iterator[Change]:
+    yield from _buckets(job)
+    yield from _stages(job)
+    yield from _micro_batches(job)
+    if job.recompute.kind != "full":
+        yield {"recompute": "full"}
+    yield from _offloads(job)
+
+
+def _buckets(job: Job) -> Iterator[Change]:
+    large: Change = {
+        f"engine.options.{name}": _STEADY_BUCKET
+        for name in _BUCKETS
+        if isinstance(value := job.engine.options.get(name), int | float) and value > 10 * _STEADY_BUCKET
+    }
+    if large:
+        yield large
+
+
+def _stages(job: Job) -> Iterator[Change]:
+    """The next stages of a sharding engine; a smaller reshard group has no place here, it only costs memory."""
+    if job.engine.name in _SHARDING and job.layout.dp > 1:
+        for stage in range(job.engine.zero_stage + 1, 4):
+            if job.engine.name == "deepspeed" or stage == 3:
+                yield {"engine.zero_stage": stage}
+    elif job.engine.name == "megatron" and job.engine.zero_stage == 0 and job.layout.dp > 1:
+        yield {"engine.zero_stage": 1}
+
+
+def _micro_batches(job: Job) -> Iterator[Change]:
+    """Smaller micro-batches, as many more of them: the step stays the same."""
+    micro = job.data.micro_batch
+    while micro % 2 == 0:
+        micro //= 2
+        yield {"data.micro_batch": micro, "data.grad_accum": job.data.grad_accum * job.data.micro_batch // micro}
+
+
+def _offloads(job: Job) -> Iterator[Change]:
+    known = OFFLOADS.get(job.engine.name, ())
+    sharded = job.engine.name != "deepspeed" or job.engine.zero_stage >= 1
+    if "optimizer" in known and job.offload.optimizer == "none" and sharded:
+        change: Change = {"offload.optimizer": "cpu"}
+        if job.engine.name == "fsdp2":
+            change["offload.params"] = "cpu"
+        yield change
+    if (
+        "params" in known
+        and job.offload.params == "none"
+        and job.engine.name == "deepspeed"
+        and job.engine.zero_stage == 3
+    ):
+        yield {"offload.optimizer": "cpu", "offload.params": "cpu"}
