@@ -15,6 +15,8 @@ JOB_FILE = ROOT / "examples" / "llama-3.1-8b-fsdp2.yaml"
 
 # What `from ullage import ...` offers. A name added or taken away is a decision: make it here too.
 PUBLIC_NAMES = {
+    "Check",
+    "Conversion",
     "Contradiction",
     "Estimate",
     "Infeasible",
@@ -27,6 +29,8 @@ PUBLIC_NAMES = {
     "Unsupported",
     "Validation",
     "as_dict",
+    "check",
+    "convert",
     "devices",
     "estimate",
     "models",
