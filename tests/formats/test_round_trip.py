@@ -25,8 +25,13 @@ SAID = {
     "accelerate": {
         "engine.name", "engine.zero_stage", "layout.dp", "layout.tp", "layout.cp", "offload.params", "offload.optimizer",
     },
+    "megatron": {
+        "data.seq_len", "data.micro_batch", "data.grad_accum", "layout.tp", "layout.pp", "layout.sp", "engine.zero_stage", "grad_clip",
+        "engine.name",
+    },
 }  # fmt: skip
 ENGINES = {
+    "megatron": [("megatron", None)],
     "deepspeed": [("deepspeed", None)],
     "accelerate": [("fsdp1", None), ("fsdp2", None), ("ddp", None), ("deepspeed", None)],
 }
@@ -63,16 +68,17 @@ def test_leftovers_are_written_back(to: str) -> None:
     module = format_named(to)
     engine = {"name": module.ENGINES[0], "zero_stage": 3 if module.ENGINES[0] != "megatron" else 1}
     job = read_job({"model": "llama-3.1-8b", "cluster": "8xH100", "engine": engine})
-    text = module.SYNTAX.put(module.write(module.leaves(job), ()), ("nobody", "knows"), 7)
+    leaf = ("--nobody-knows",) if to == "megatron" else ("nobody", "knows")
+    text = module.SYNTAX.put(module.write(module.leaves(job), ()), leaf, 7)
     first = module.read(text, "text")
-    assert ("nobody.knows", 7) in [(one.key, one.value) for one in first.leftovers]
+    assert (".".join(leaf), 7) in [(one.key, one.value) for one in first.leftovers]
     again = write_job(job, module, first.leftovers)
     assert set(map(str, module.read(again.text, "text").leftovers)) == set(map(str, first.leftovers))
 
 
 def _with_machines(reading, job):
     given = job_to_dict(job)
-    return replace(reading, keys={"model": given["model"], "cluster": given["cluster"], **reading.keys})
+    return replace(reading, keys={**reading.keys, "model": given["model"], "cluster": given["cluster"]})
 
 
 def _fill(document, given, untold) -> None:

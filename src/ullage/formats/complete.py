@@ -9,7 +9,7 @@ from ullage.errors import Contradiction, UllageError
 from ullage.formats.reading import Batch, Finding, Reading
 from ullage.formats.tree import Path, dotted
 from ullage.job.job import Job
-from ullage.job.read import read_job
+from ullage.job.read import layout_of, read_job
 
 
 def document_of(reading: Reading, overrides: Sequence[str] = ()) -> tuple[dict[str, object], tuple[Finding, ...]]:
@@ -19,8 +19,7 @@ def document_of(reading: Reading, overrides: Sequence[str] = ()) -> tuple[dict[s
     if batch == Batch():
         return document, ()
     layout_only = [override for override in overrides if not override.startswith("data.")]
-    bare = document | {"data": {}}
-    dp = job_of(reading, bare, layout_only).layout.dp
+    dp = layout_of(document, layout_only).dp
     data = document.setdefault("data", {})
     assert isinstance(data, dict)
     sizes, findings = _multiplied(reading, batch, dp)

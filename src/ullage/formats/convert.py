@@ -148,10 +148,8 @@ def _why(key: str, module: Format, found: object) -> str:
 def _read_back(target: Job, module: Format, text: str) -> Job:
     """The job that the text alone says, on the same machines and with the same model."""
     reading = module.read(text, module.TITLE)
-    document = dict(reading.keys)
     given = job_to_dict(target)
-    for key in ("model", "cluster"):
-        document.setdefault(key, given[key])
+    document = {**reading.keys, "model": given["model"], "cluster": given["cluster"]}
     reading = Reading(
         format=reading.format,
         place=reading.place,

@@ -36,7 +36,7 @@ class Format(Protocol):
     def write(self, found: Leaves, comments: tuple[str, ...]) -> str: ...
 
 
-READ = ("job_file", "deepspeed", "accelerate")
+READ = ("job_file", "deepspeed", "accelerate", "megatron")
 """In the order in which a file is tried: the surest marks first."""
 
 WRITTEN = {"job": "job_file", **{name: name for name in READ[1:]}}

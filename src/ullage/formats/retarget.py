@@ -8,7 +8,7 @@ from ullage.job.options import find_option
 from ullage.job.precision import SHORT_NAMES, resolve
 from ullage.job.write import job_to_dict
 
-_NEAREST_STAGE = {"fsdp1": {0: 3, 1: 2}, "fsdp2": {0: 3, 1: 2}}
+_NEAREST_STAGE = {"fsdp1": {0: 3, 1: 2}, "fsdp2": {0: 3, 1: 2}, "megatron": {2: 1, 3: 1}}
 
 
 def retargeted(job: Job, engine: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from ullage.job.checks import violations
 from ullage.job.document import Document, read_document
 from ullage.job.engine import ENGINES, read_data, read_engine, read_layout, read_stack
 from ullage.job.fields import Section, hint, show
-from ullage.job.job import AttentionKernel, Job
+from ullage.job.job import AttentionKernel, Job, Layout
 from ullage.job.optimizer import read_optimizer
 from ullage.job.overrides import apply_overrides
 from ullage.job.precision import read_precision
@@ -57,6 +57,15 @@ def read_job(source: str | Path | Mapping[str, object], overrides: Sequence[str]
     except UllageError as error:
         place = document.place(error.key)
         raise (error.at(place) if place else error) from None
+
+
+def layout_of(source: Mapping[str, object], overrides: Sequence[str] = ()) -> Layout:
+    """The layout alone, not checked against model or data: for a reader who needs dp to say how large a batch is."""
+    document = read_document(source)
+    apply_overrides(document, overrides)
+    root = Section(document.values, "", [])
+    name = root.inner("engine").take("name", fields.choice(*ENGINES), "fsdp2")
+    return read_layout(root, _cluster(root).gpus, name)
 
 
 def _checked(job: Job) -> Job:
