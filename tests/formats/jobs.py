@@ -89,6 +89,8 @@ def document(choose, engine: str, stack: str | None = None) -> dict[str, object]
     }
     if stack:
         found["stack"] = stack
+        if layout["tp"] > 1:
+            layout["sp"], found["loss"] = True, choose(["vocab-parallel", "full"])
     return found
 
 

@@ -14,10 +14,10 @@ USAGE = "FILE --to FORMAT [options]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from ullage.formats.registry import WRITTEN
+    from ullage.formats.registry import LAUNCHERS, WRITTEN
 
     add_job_flags(parser, metavar="FILE", what="a configuration that ullage reads, or a job file (docs/formats.md)")
-    parser.add_argument("--to", metavar="FORMAT", help=", ".join(WRITTEN))
+    parser.add_argument("--to", metavar="FORMAT", help=", ".join((*WRITTEN, *LAUNCHERS)))
     parser.add_argument(
         "--from", dest="source", metavar="FORMAT", help="the file's own format; without it, by its content"
     )

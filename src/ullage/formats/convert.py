@@ -7,8 +7,9 @@ from pathlib import Path as FilePath
 
 from ullage.errors import UllageError, Unsupported
 from ullage.formats.complete import contradiction, document_of, job_of
+from ullage.formats.launch import notes
 from ullage.formats.reading import Leftover, Reading
-from ullage.formats.registry import Format, format_named, format_of
+from ullage.formats.registry import LAUNCHERS, Format, format_named, format_of, launcher_named
 from ullage.formats.retarget import retargeted
 from ullage.formats.tree import flat
 from ullage.frozen import frozen
@@ -68,10 +69,20 @@ def convert(path: str | FilePath, to: str, overrides: Sequence[str] = (), *, nam
     A job of an engine that the format does not start is written as the nearest job of one that it does. Leftovers of the same
     format are written back.
     """
+    if to in LAUNCHERS:
+        reading, job = read_whole(path, overrides, name)
+        return _launch(job, to)
     module = format_named(to)
     reading, job = read_whole(path, overrides, name)
     kept = reading.leftovers if reading.format == module.NAME else ()
     return write_job(job, module, kept, tuple(one for one in reading.leftovers if one not in kept))
+
+
+def _launch(job: Job, to: str) -> Conversion:
+    """What starts the job; the job itself is said by the files that it names."""
+    found = notes(job)
+    text = launcher_named(to).write(job, found)
+    return Conversion(format=to, job=job, text=text, unsaid=(), leftovers=(), notes=found)
 
 
 def write_job(job: Job, module: Format, kept: Sequence[Leftover] = (), lost: Sequence[Leftover] = ()) -> Conversion:
@@ -83,9 +94,9 @@ def write_job(job: Job, module: Format, kept: Sequence[Leftover] = (), lost: Seq
     leaves |= {one.path: one.value for one in kept if one.path not in leaves}
     told = unsaid(job, target, module, module.write(leaves, ()))
     comments = tuple(f"not said here: {one}" for one in told if one.key not in ("model", "cluster"))
-    notes = module.notes(target)
-    text = module.write(leaves, (*comments, *notes))
-    return Conversion(format=module.NAME, job=target, text=text, unsaid=told, leftovers=tuple(lost), notes=notes)
+    to_fill_in = module.notes(target)
+    text = module.write(leaves, (*comments, *to_fill_in))
+    return Conversion(format=module.NAME, job=target, text=text, unsaid=told, leftovers=tuple(lost), notes=to_fill_in)
 
 
 def _nearest(job: Job, module: Format) -> Job:

@@ -20,11 +20,16 @@ def edits_between(module: Format, reading: Reading, before: Job, after: Job) -> 
     A leaf that says ``auto`` or a variable is decided elsewhere: an edit of it would contradict what decides.
     """
     old, new = module.leaves(before), module.leaves(after)
+    old, new = _as_written(old, reading), _as_written(new, reading)
     found: dict[Path, object] = {path: value for path, value in new.items() if old.get(path) != value}
     found |= {path: None for path in old if path not in new and path in reading.tree.leaves}
     found = {path: value for path, value in found.items() if not _derived(path, reading)}
     decided_elsewhere = any(_elsewhere(reading.tree.leaves.get(path)) for path in found)
     return None if decided_elsewhere or not found else found
+
+
+def _as_written(leaves: dict[Path, object], reading: Reading) -> dict[Path, object]:
+    return {reading.renamed.get(path, path): value for path, value in leaves.items()}
 
 
 def _derived(path: Path, reading: Reading) -> bool:

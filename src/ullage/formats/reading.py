@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Literal, TypeVar
 
 from ullage.errors import InvalidInput
@@ -54,7 +55,8 @@ class Batch:
 class Reading:
     """keys: a job document (docs/job.md), with the model and the cluster missing where the file does not say them.
 
-    origins: the dotted job key -> the path in the file that said it; findings: what stands in the file alone.
+    origins: the dotted job key -> the path in the file that said it; findings: what stands in the file alone; renamed: a key's path
+    today -> as the file writes it.
     """
 
     format: str
@@ -65,6 +67,7 @@ class Reading:
     origins: Mapping[str, Path]
     batch: Batch = Batch()
     findings: tuple[Finding, ...] = ()
+    renamed: Mapping[Path, Path] = field(default_factory=dict)
 
     def where(self, path: Path) -> str:
         """``ds_config.json, line 12``."""

@@ -36,17 +36,34 @@ class Format(Protocol):
     def write(self, found: Leaves, comments: tuple[str, ...]) -> str: ...
 
 
-READ = ("job_file", "deepspeed", "accelerate", "megatron")
+READ = ("job_file", "deepspeed", "accelerate", "megatron", "torchtitan")
 """In the order in which a file is tried: the surest marks first."""
 
+LAUNCHERS = ("torchrun", "slurm", "kubernetes")
+"""Written alone: what starts a job, whatever its engine."""
+
 WRITTEN = {"job": "job_file", **{name: name for name in READ[1:]}}
+
+
+class Launcher(Protocol):
+    """What the module of a launch line offers."""
+
+    TITLE: str
+
+    def write(self, job: Job, comments: tuple[str, ...]) -> str: ...
+
+
+def launcher_named(name: str) -> Launcher:
+    return cast(Launcher, import_module(f"ullage.formats.{name}"))
 
 
 def format_named(name: str) -> Format:
     """The format that ``--to`` or ``--from`` names. UnknownName lists the known ones."""
     if name not in WRITTEN:
-        allowed = ", ".join(WRITTEN)
-        raise UnknownName("is no format", key="format", value=name, allowed=allowed, remedy=hint(name, WRITTEN))
+        allowed = ", ".join((*WRITTEN, *LAUNCHERS))
+        raise UnknownName(
+            "is no format", key="format", value=name, allowed=allowed, remedy=hint(name, (*WRITTEN, *LAUNCHERS))
+        )
     return _module(WRITTEN[name])
 
 

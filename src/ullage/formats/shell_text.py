@@ -195,6 +195,11 @@ def render(leaves: Leaves, comments: tuple[str, ...] = ()) -> str:
     return f"{head}MEGATRON_ARGS=(\n{lines})\n"
 
 
+def arguments_of(leaves: Leaves) -> tuple[str, ...]:
+    """Each argument with its values as one text for the shell."""
+    return tuple(_written(path[0], value) for path, value in leaves.items())
+
+
 def _written(flag: str, value: object) -> str:
     if value is True:
         return flag

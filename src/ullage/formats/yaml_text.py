@@ -33,6 +33,11 @@ def render(leaves: Leaves, comments: tuple[str, ...] = ()) -> str:
     return head + _block(nested(leaves), "")
 
 
+def block(values: Mapping[str, object]) -> str:
+    """Any values as YAML: mappings in lists too, which configurations of engines do not have."""
+    return yaml.safe_dump(dict(values), sort_keys=False, width=100)
+
+
 def _block(values: Mapping[str, object], indent: str) -> str:
     lines = []
     for key, value in values.items():
