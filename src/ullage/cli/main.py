@@ -19,10 +19,10 @@ from ullage.errors import InvalidInput, UllageError, nearest
 
 COMMANDS = {
     "estimate": "what every rank of a job will hold, as an account, with a verdict",
-    "check": "a configuration that you have: does it fit, what is wrong with it, what helps",
-    "convert": "a configuration or a job, written for another engine or launcher",
     "models": "the models that a job may name",
     "devices": "the GPUs that a job may name",
+    "check": "a configuration that you have: does it fit, what is wrong with it, what helps",
+    "convert": "a configuration or a job, written for another engine or launcher",
     "trace": "real code run on fake tensors, every allocation with its life",
     "timeline": "a step's memory over time, drawn, or a real snapshot beside the account",
     "validate": "estimates held against measured runs",

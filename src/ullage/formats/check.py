@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path as FilePath
 
@@ -78,7 +79,7 @@ def _mended(reading: Reading, overrides: Sequence[str]) -> tuple[Job, tuple[Find
     keys = dict(reading.keys)
     while True:
         try:
-            document, contradicted = document_of(_with(reading, keys), overrides)
+            document, contradicted = document_of(replace(reading, keys=keys), overrides)
             return job_of(reading, document, overrides), (*found, *contradicted)
         except UllageError as error:
             path = origin(reading, error)
@@ -86,12 +87,6 @@ def _mended(reading: Reading, overrides: Sequence[str]) -> tuple[Job, tuple[Find
                 raise
             found.append(_as_finding(error, path))
             keys = _without(keys, reading, path)
-
-
-def _with(reading: Reading, keys: dict[str, object]) -> Reading:
-    from dataclasses import replace
-
-    return replace(reading, keys=keys)
 
 
 def _as_finding(error: UllageError, path: Path) -> Finding:

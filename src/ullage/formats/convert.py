@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 from ullage.errors import UllageError, Unsupported
@@ -11,7 +12,7 @@ from ullage.formats.launch import notes
 from ullage.formats.reading import Leftover, Reading
 from ullage.formats.registry import LAUNCHERS, Format, format_named, format_of, launcher_named
 from ullage.formats.retarget import retargeted
-from ullage.formats.tree import flat
+from ullage.formats.tree import Path, flat
 from ullage.frozen import frozen
 from ullage.job.fields import show
 from ullage.job.job import Job
@@ -116,36 +117,36 @@ def _nearest(job: Job, module: Format) -> Job:
 
 def unsaid(job: Job, target: Job, module: Format, text: str) -> tuple[Unsaid, ...]:
     """Every key of ``job`` that the text, read back, does not give: found by reading it, so that none is forgotten."""
-    back = _read_back(target, module, text)
+    reading = module.read(text, module.TITLE)
+    back = _read_back(target, reading)
     wanted, found = flat(job_to_dict(job), ""), flat(job_to_dict(back), "")
-    told = []
-    for path, value in wanted.items():
-        key = ".".join(path)
-        option = path[:2] == ("engine", "options")
-        if value == found.get(path) or (option and value in ({}, None)) or _is_model(path):
-            continue
-        told.append(Unsaid(key=key, value=value, why=_why(key, module, found.get(path))))
-    return (*_machines(job, module), *(one for one in told if one.key not in _ALWAYS))
+    told = [
+        Unsaid(key=".".join(path), value=value, why=_why(".".join(path), module, found.get(path)))
+        for path, value in wanted.items()
+        if value != found.get(path) and not _says_nothing(path, value)
+    ]
+    return (*_machines(job, module, reading), *(one for one in told if one.key not in _ALWAYS))
+
+
+def _says_nothing(path: Path, value: object) -> bool:
+    """The model is told as a whole, and no options are nothing to tell."""
+    return path[0] in ("model", "schema") or (value in ({}, None) and path[0] == "engine")
 
 
 _ALWAYS = ("model", "cluster", "data.seq_len")
 
 
-def _machines(job: Job, module: Format) -> Iterator[Unsaid]:
+def _machines(job: Job, module: Format, reading: Reading) -> Iterator[Unsaid]:
     """What every run must be told, also where a reader's default happens to be the job's own value."""
     values = {"model": job.model.name, "cluster": _cluster(job), "data.seq_len": job.data.seq_len}
     for key in _ALWAYS:
-        if key in module.CANNOT:
+        if key in module.CANNOT and key not in reading.origins:
             yield Unsaid(key=key, value=values[key], why=module.CANNOT[key])
 
 
 def _cluster(job: Job) -> str:
     cluster = job.cluster
     return f"{cluster.nodes} x {cluster.gpus_per_node} x {cluster.device.name}"
-
-
-def _is_model(path: tuple[str, ...]) -> bool:
-    return path[0] in ("model", "schema")
 
 
 def _why(key: str, module: Format, found: object) -> str:
@@ -156,19 +157,9 @@ def _why(key: str, module: Format, found: object) -> str:
     return f"{module.TITLE} says {show(found)}"
 
 
-def _read_back(target: Job, module: Format, text: str) -> Job:
-    """The job that the text alone says, on the same machines and with the same model."""
-    reading = module.read(text, module.TITLE)
+def _read_back(target: Job, reading: Reading) -> Job:
+    """The job that a text alone says, on the same machines and with the same model."""
     given = job_to_dict(target)
-    document = {**reading.keys, "model": given["model"], "cluster": given["cluster"]}
-    reading = Reading(
-        format=reading.format,
-        place=reading.place,
-        tree=reading.tree,
-        keys=document,
-        leftovers=(),
-        origins={},
-        batch=reading.batch,
-    )
-    whole, _ = document_of(reading)
-    return read_job(whole)
+    keys = {**reading.keys, "model": given["model"], "cluster": given["cluster"]}
+    document, _ = document_of(replace(reading, keys=keys))
+    return read_job(document)

@@ -88,7 +88,7 @@ def _fits_without(severity: Severity, key: str, change: dict[str, object], what:
             yield Finding(
                 severity=severity,
                 key=_key(reading, key),
-                what=f"{what}: without it {left} are free still",
+                what=f"{what}; without, {left} stay free",
                 remedy=remedy,
             )
 
@@ -126,7 +126,7 @@ def _recompute(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding
         "advice",
         "recompute",
         {"recompute": "none"},
-        "activation checkpointing runs the forward twice for nothing",
+        "activation checkpointing runs the forward twice, and memory does not ask for it",
         "turn it off, or raise the micro-batch",
     )
     yield from rule(reading, job, answer)
@@ -146,7 +146,7 @@ def _stage(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding]:
             "advice",
             "engine.zero_stage",
             {"engine.zero_stage": 2},
-            "stage 3 gathers every layer in forward and backward; stage 2 fits",
+            "stage 3 gathers every layer in forward and in backward, and stage 2 fits",
             "use stage 2",
         )
         yield from rule(reading, job, answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ullage.formats import toml_text
 from ullage.formats.known import why_left
@@ -150,8 +151,6 @@ def _today(tree: Tree) -> Tree:
 
 def _as_written(reading: Reading, tree: Tree) -> Reading:
     """Where each key stands in the file as it is, for messages and edits."""
-    from dataclasses import replace
-
     written = {_path(_RENAMED.get(".".join(path), ".".join(path))): path for path in tree.leaves}
     origins = {key: written.get(path, path) for key, path in reading.origins.items()}
     return replace(reading, origins=origins, tree=tree, renamed=written)

@@ -97,7 +97,6 @@ def check(answer: Check) -> dict[str, object]:
         "estimate": estimate(answer.estimate),
         "findings": [_finding(one) for one in answer.findings],
         "edit": answer.edit,
-        "edit_brings": answer.helps,
     }
 
 
