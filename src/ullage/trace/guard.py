@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch.jit._script import RecursiveScriptModule
 
 from ullage.errors import InvalidInput
 from ullage.trace.patch import replaced
@@ -78,7 +79,7 @@ def _doors() -> Iterator[tuple[Any, str]]:
     """Functions that open a path, their first or second argument, outside of Python: torch.save's and torch.jit.save's, safetensors'."""
     yield torch._C, "PyTorchFileWriter"
     yield torch.UntypedStorage, "from_file"
-    yield torch.jit.RecursiveScriptModule, "save"
+    yield RecursiveScriptModule, "save"
     if find_spec("safetensors") is not None:
         yield import_module("safetensors"), "serialize_file"
         if "safetensors.torch" in sys.modules:  # which has a name of its own for it
