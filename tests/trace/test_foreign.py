@@ -1,7 +1,13 @@
 """Modules that no one here wrote, under ZeRO-3 and recompute: what is estimated of them against what the real code does."""
 
 import pytest
-from benchmarks.foreign import MODULES, Foreign, compared
+import torch
+from benchmarks.foreign import JOBS, MODULES, Foreign, compared
+from tests.trace.factories import Recurrent
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module"
+)  # returns a view: logits cut to the labels, a transpose
 
 QUICK = (
     "UNet2DModel", "AutoencoderKL", "PixArtTransformer2DModel", "ViTForImageClassification", "ConvNextForImageClassification",
@@ -10,8 +16,20 @@ QUICK = (
 """Of the modules that the table of benchmarks/foreign.py shows, those that are traced in a few seconds."""
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # returns a view: logits cut to the labels, a transpose
 @pytest.mark.parametrize("foreign", [one for one in MODULES if one.kind in QUICK], ids=str)
 def test_a_foreign_module_under_zero_3_and_recompute(foreign: Foreign) -> None:
     peak = compared(foreign, ["ZeRO-3, recompute"])["ZeRO-3, recompute"]
     assert peak.estimated == pytest.approx(peak.traced, rel=0.01)
+
+
+class LongShortTermMemory(Foreign):
+    def module(self) -> torch.nn.Module:
+        return Recurrent().train()
+
+
+def test_a_layer_that_saves_what_it_returns() -> None:
+    """An LSTM's output is read by the next layer and saved by its own; checkpointed, it is kept by neither where a copy follows."""
+    peaks = compared(LongShortTermMemory(library="torch", kind="LSTM", batch=lambda: {"x": torch.randn(16, 100, 32)}))
+    assert set(peaks) == set(JOBS)
+    for peak in peaks.values():
+        assert peak.estimated == pytest.approx(peak.traced, rel=0.01)

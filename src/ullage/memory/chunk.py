@@ -229,7 +229,7 @@ def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: 
 
 
 def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:
-    """Neighbours are the nearest of the blocks that an engine wraps: what runs between two layers is none."""
+    """Neighbours are the nearest of the blocks that an engine wraps: what runs between two layers or after the model is none."""
     before, after = _neighbours(elements), _neighbours(elements[::-1])[::-1]
     nodes = [node(*around) for around in zip(before, elements, after, strict=True)]
     return [
@@ -239,11 +239,11 @@ def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:
 
 
 def _neighbours(elements: ListLike[Element]) -> list[Element | None]:
-    """Of each element the nearest before it that is not between two layers."""
+    """Of each element the nearest before it that an engine wraps."""
     found: list[Element | None] = []
     last: Element | None = None
     for element in elements:
         found.append(last)
-        if element.block.role != "between":
+        if element.block.role not in ("between", "loss"):
             last = element
     return found

@@ -81,8 +81,8 @@ def ranks(graph: Graph, layout: Layout) -> tuple[Rank, ...]:
 def _chunks(graph: Graph, layout: Layout) -> list[Chunk]:
     split = layers_per_chunk(graph.layers, layout)
     before = [run for run in graph.runs if run.block.role == "embedding"]
-    after = [run for run in graph.runs if run.block.role in ("head",)]
-    layers = [run for run in graph.runs if run.block.role not in ("embedding", "head")]
+    after = [run for run in graph.runs if run.block.role in ("head", "loss")]
+    layers = [run for run in graph.runs if run.block.role not in ("embedding", "head", "loss")]
     chunks = []
     start = 0
     for number, count in enumerate(split):

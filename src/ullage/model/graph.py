@@ -72,7 +72,8 @@ class Op:
 class Block:
     """Ops in execution order, from ``input`` to ``output``. Blocks of one kind differ in nothing but their index.
 
-    role: embedding | layer | between (what runs between two layers) | head. Pipelines cut between blocks of role layer.
+    role: embedding | layer | between (what runs between two layers) | head | loss (where no module computes it). Pipelines cut between
+    blocks of role layer.
     family: config.json's model_type, where layer code differs by model for the same ops.
     """
 

@@ -45,7 +45,7 @@ class Carried:
         self.cuts = cuts
         self.tied = tied
         self._stops = [cut.stop for cut in cuts]
-        self.outputs = [self.handed(tape, before, after) for before, after in pairwise(cuts)]
+        self.outputs = [self._stream(tape, before, after) for before, after in pairwise(cuts)]
         self.lent = self._lent(tape)
         self.sent = self._sent(tape)
 
@@ -90,15 +90,21 @@ class Carried:
         return found
 
     @staticmethod
-    def handed(tape: Tape, before: Part, after: Part) -> Allocation | None:
-        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the latest."""
+    def _stream(tape: Tape, before: Part, after: Part) -> Allocation | None:
+        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the latest.
+
+        None too where ``before`` saves it itself (a ReLU's, an LSTM's): then it is lent, for the part that made it lets go of it.
+        """
         made = {
             one.birth: (tick.differentiable, one.birth, one)
             for tick in tape.ticks[before.start : before.stop]
             for one in tick.writes
         }
         read = {birth for op in tape.forward[after.start : after.stop] for birth in op.reads if birth in made}
-        return max((made[birth] for birth in read), default=(False, 0, None))[2]
+        found = max((made[birth] for birth in read), default=(False, 0, None))[2]
+        if found is None or tape.ended(found) <= tape.turn:
+            return found
+        return None if before.start <= tape.backward_tick(tape.ended(found)) < before.stop else found
 
 
 class _Slots:

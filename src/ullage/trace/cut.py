@@ -6,6 +6,7 @@ A layer is a child of a ModuleList, or of a Sequential whose children have parts
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from ullage.trace.events import TracedOp
@@ -15,7 +16,7 @@ _MOST_VISITS = 4
 
 
 class Part(NamedTuple):
-    """Ops [start, stop) of the forward. role: embedding, layer, between or head. module: a layer's qualified name, "" of the others."""
+    """Ops [start, stop) of the forward. role: a block's (model/graph.py). module: a layer's qualified name, "" of the others."""
 
     role: str
     module: str
@@ -34,12 +35,11 @@ def parts(modules: Sequence[tuple[str, str]], ops: Sequence[TracedOp]) -> list[P
             visits.append(Part("layer", layer, at, at + 1))
     if len(visits) < 2 or len(visits) > _MOST_VISITS * len({visit.module for visit in visits}):
         return [Part("embedding", "", 0, len(ops))]
+    end = max(at for at, op in enumerate(ops) if op.called) + 1
     found = [Part("embedding", "", 0, visits[0].start)]
-    for visit, following in zip(visits, [*visits[1:], None], strict=True):
-        after = (
-            Part("between", "", visit.stop, following.start) if following else Part("head", "", visit.stop, len(ops))
-        )
-        found += [visit, after]
+    for visit, following in pairwise(visits):
+        found += [visit, Part("between", "", visit.stop, following.start)]
+    found += [visits[-1], Part("head", "", visits[-1].stop, end), Part("loss", "", end, len(ops))]
     return [part for part in found if part.start < part.stop]
 
 

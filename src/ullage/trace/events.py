@@ -67,7 +67,7 @@ class TracedOp:
     """One op of the last step. at: the time before it ran. reads: births of the allocations that it reads.
 
     node: in a forward the number that autograd's next node will have (its own is the one before); in a backward the number of the
-    node that runs, -1 between two nodes.
+    node that runs, -1 between two nodes. called: whether a module's forward was running.
     """
 
     op: str
@@ -76,6 +76,7 @@ class TracedOp:
     node: int
     phase: str
     reads: tuple[int, ...]
+    called: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

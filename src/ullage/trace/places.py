@@ -79,6 +79,10 @@ class Places:
         """A module's forward runs inside of a backward."""
         return len(self.stack) > self.base
 
+    @property
+    def calling(self) -> bool:
+        return bool(self.stack)
+
     def current(self) -> str:
         if len(self.stack) > self.base:
             return self.stack[-1]

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 node=self.places.number() if self.backwards else next_number(),
                 phase=self.phase,
                 reads=tuple(dict.fromkeys(reads)),
+                called=self.places.calling,
             )
         )
 

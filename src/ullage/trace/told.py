@@ -83,7 +83,8 @@ class BlockTeller:
         for index, tick in enumerate(self.ticks):
             self._tell(steps, min(index, self.last), tick)
         self._tell_input(steps)
-        self._tell_output(steps)
+        if self.leaves is None:
+            steps[-1].writes.append((OUTPUT, 0, "nothing", ""))
         self._tell_crossings(steps)
         kept = [(index, step) for index, step in enumerate(steps) if step.any or index == self.last]
         return tuple(
@@ -156,19 +157,6 @@ class BlockTeller:
         else:
             steps[self._index(self.tape.backward_tick(death))].saves.append(INPUT)
 
-    def _tell_output(self, steps: list[_Step]) -> None:
-        """The next block lets go of the output; where this one saved it too, it is there again for as long."""
-        if self.leaves is None:
-            steps[-1].writes.append((OUTPUT, 0, "nothing", ""))
-        elif not self.is_last and self.tape.turn < self.tape.ended(self.leaves):
-            gone = self.tape.backward_tick(self.tape.ended(self.leaves))
-            if self.cut.start <= gone < self.cut.stop:
-                self._hold_back(steps, self._index(gone), "out", self.leaves)
-                steps[-1].writes.append(
-                    ("kept", 0, "that the output is saved", "")
-                )  # so a recomputation makes it again
-                steps[-1].saves.append("kept")
-
     def _tell_crossings(self, steps: list[_Step]) -> None:
         """What earlier parts made and this one reads, and gradients that later parts made and this one lets go of."""
         for lent in self.borrows:
@@ -189,14 +177,6 @@ class BlockTeller:
             steps[self._index(self.tape.forward_tick(death))].holds.append(name)
         else:
             steps[self._index(self.tape.backward_tick(death) if death <= self.tape.end else 0)].saves.append(name)
-
-    def _hold_back(self, steps: list[_Step], gone: int, name: str, one: Allocation) -> None:
-        """Something lives from the beginning of this block's backward to that of step ``gone``."""
-        if gone < self.last:
-            steps[gone].gradients.append((name, one.bytes, self._what(one), _formula(one)))
-            steps[self.last].takes.append(name)
-        else:
-            steps[self.last].extra += one.bytes
 
     def _op(self, number: int, tick: Tick, step: _Step, *, is_first: bool, is_last: bool) -> Op:
         """The chain of tensors without bytes carries the backward from each step to the one before."""

@@ -16,7 +16,8 @@ from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
 
 _LOSS_IN_ROOT = ("transformers", "liger", "unsloth", "traced")
-"""Stacks whose model class computes the loss itself (labels are among its arguments); a traced module is taken to."""
+"""Stacks whose model class computes the loss itself (labels are among its arguments). Of a traced module the graph sets a loss apart
+that no module computes."""
 
 SEPARATE_ENDS_SINCE = "2025-07-28"
 

@@ -139,8 +139,8 @@ class ShardedWrap(Wrap):
         return [*made, *drop([unit.joined_gradient] if unit.flat else [])]
 
     def _prefetch(self, following: Element | None, element: Element) -> list[Node]:
-        """One group ahead, in the reversed order of the forward. What runs between two layers is no group, and fetches none."""
-        if element.block.role == "between":
+        """One group ahead, in the reversed order of the forward. What an engine does not wrap fetches none."""
+        if element.block.role in ("between", "loss"):
             return []
         unit = self._unit(following)
         if self.resident or unit is None or following is None or not self._reshards(unit, following, element):
