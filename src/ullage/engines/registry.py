@@ -29,6 +29,13 @@ SPLITS = {"megatron": "ullage.engines.megatron.split", "deepspeed": "ullage.engi
 
 def ranks_of(job: Job, graph: Graph) -> tuple[Rank, ...]:
     """The pipeline ranks of a job, cut as its engine cuts them."""
+    if job.layout.pp > 1 and job.stack == "traced":
+        raise Unsupported(
+            "is not modelled for a traced module: its stages hand on more than one tensor",
+            key="layout.pp",
+            value=job.layout.pp,
+            remedy="shard its parameters (dp, ZeRO), or recompute",
+        )
     module = SPLITS.get(job.engine.name)
     layout: Layout = import_module(module).layout(job, graph.layers) if module and job.layout.pp > 1 else job.layout
     return ranks(graph, layout)

@@ -23,7 +23,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
             "needs a placement table: a traced module has sizes and no named dimensions",
             key=degree[0],
             value=degree[1],
-            remedy="shard its parameters (dp, ZeRO), cut it into stages (pp), or recompute",
+            remedy="shard its parameters (dp, ZeRO), or recompute",
         )
     return tuple(_step(op) for op in block.ops)
 

@@ -1,7 +1,7 @@
 """A trace as a Graph: blocks of traced ops, equal layers once, so that estimate and plan work for any module.
 
 Sizes are those of the trace: a traced graph has no named dimensions, so the job's batch and sequence do not change it, and tensor
-parallelism would need a placement table. Data parallelism, ZeRO, pipelines and recomputation apply. Between two blocks one tensor is
+parallelism would need a placement table. Data parallelism, ZeRO and recomputation apply. Between two blocks one tensor is
 handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is told as lent and borrowed (crossing.py).
 """
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from ullage.engines.pipeline import scheduled
 from ullage.frozen import frozen
 from ullage.job.job import Job
-from ullage.kernels.step import Context
+from ullage.kernels.step import Buffer, Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Element, Replayer, Wrap
@@ -93,7 +93,7 @@ class _Pipe:
     """What happens at the ends of a stage. With tensor parallelism the tensors between stages travel in slices."""
 
     def __init__(self, job: Job, context: Context, part: Chunk) -> None:
-        stream = context.buffer("stream", STREAM)
+        stream = context.buffer("stream", STREAM) if uses_pipeline_engine(job) else Buffer("stream", 0)
         self.part = part
         self.engine = uses_pipeline_engine(job)
         self.sliced = context.tp > 1
