@@ -145,11 +145,18 @@ def embedding(tape: Tape, op: Op) -> Value:
     return total if len(tables) > 1 else parallel.leaving(tape, op.name, total, output)
 
 
+_COMPLEX_TABLES = frozenset({"deepseek_v2"})
+"""Models that turn queries and keys as complex numbers (models/deepseek_v2/modeling_deepseek_v2.py, DeepseekV2RotaryEmbedding)."""
+
+
 def _rotary_tables(tape: Tape, op: Op) -> tuple[Buffer, ...]:
     """cos and sin of every position, in the stream's type; saved by the rotary embeddings of all layers (here: to the backward's end)."""
     size = op.attrs.get("rotary")
     if not isinstance(size, int) or not size or tape.family in INTERLEAVES:  # whose layers save tables of their own
         return ()
+    if tape.family in _COMPLEX_TABLES:
+        table = (1, SEQ, size // 2, 2)
+        return (tape.context.buffer("rotary.cis", table, "fp32", "cos and sin of the rotary embedding, complex64"),)
     dtype = promote(tape.weight_dtype, table_dtype(tape))
     return tuple(
         tape.context.buffer(f"rotary.{which}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")

@@ -90,18 +90,20 @@ class Carried:
         return found
 
     @staticmethod
-    def _stream(tape: Tape, before: Part, after: Part) -> Allocation | None:
-        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the latest.
-
-        None too where ``before`` saves it itself (a ReLU's, an LSTM's): then it is lent, for the part that made it lets go of it.
-        """
+    def handed(tape: Tape, before: Part, after: Part) -> Allocation | None:
+        """The tensor that ``before`` makes and ``after`` reads: one with a gradient, the latest."""
         made = {
             one.birth: (tick.differentiable, one.birth, one)
             for tick in tape.ticks[before.start : before.stop]
             for one in tick.writes
         }
         read = {birth for op in tape.forward[after.start : after.stop] for birth in op.reads if birth in made}
-        found = max((made[birth] for birth in read), default=(False, 0, None))[2]
+        return max((made[birth] for birth in read), default=(False, 0, None))[2]
+
+    @staticmethod
+    def _stream(tape: Tape, before: Part, after: Part) -> Allocation | None:
+        """What is handed on; None too where ``before`` saves it itself (a ReLU's, an LSTM's): that is lent, for its maker lets go of it."""
+        found = Carried.handed(tape, before, after)
         if found is None or tape.ended(found) <= tape.turn:
             return found
         return None if before.start <= tape.backward_tick(tape.ended(found)) < before.stop else found
