@@ -1,13 +1,14 @@
 # make demo   an estimate of a real model, from a bare machine with Python 3.11
 # make test   everything that must hold: linter, formatter, types, import contracts, tests
 # make bench  how fast an estimate is on this machine
+# make bench-trace   what a trace takes beside torch's FSDPMemTracker
 # make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 
-.PHONY: venv test demo bench accuracy clean
+.PHONY: venv test demo bench bench-trace accuracy clean
 
 venv: .venv/.stamp
 
@@ -34,6 +35,9 @@ demo: .venv-demo/.stamp
 
 bench: venv
 	$(BIN)/python benchmarks/estimate_speed.py
+
+bench-trace: venv
+	$(BIN)/python benchmarks/trace_speed.py
 
 TRUTH ?= tests/validation/data
 

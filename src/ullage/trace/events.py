@@ -98,19 +98,25 @@ class Trace:
     ops: tuple[TracedOp, ...] = ()
 
     @cached_property
-    def _changes(self) -> tuple[tuple[int, int, Allocation], ...]:
-        """(time, bytes, allocation), births and deaths in order."""
-        changes: list[tuple[int, int, Allocation]] = []
+    def _events(self) -> tuple[Allocation | None, ...]:
+        """Of each time the allocation that was born or died."""
+        events: list[Allocation | None] = [None] * (self.end + 1)
         for one in self.allocations:
-            changes.append((one.birth, one.bytes, one))
+            events[one.birth] = one
             if one.death is not None:
-                changes.append((one.death, -one.bytes, one))
-        return tuple(sorted(changes, key=lambda change: change[0]))
+                events[one.death] = one
+        return tuple(events)
+
+    def _changes(self) -> Iterator[tuple[int, int, Allocation]]:
+        """(time, bytes, allocation), births and deaths in order."""
+        for at, one in enumerate(self._events):
+            if one is not None:
+                yield at, one.bytes if one.birth == at else -one.bytes, one
 
     def curve(self) -> Iterator[tuple[int, int]]:
         """(time, live bytes) after every event."""
         live = 0
-        for at, change, _ in self._changes:
+        for at, change, _ in self._changes():
             live += change
             yield at, live
 
@@ -142,7 +148,7 @@ class Trace:
         live = 0
         best = -1
         top: tuple[int, Allocation | None] = (start, None)
-        for at, change, one in self._changes:
+        for at, change, one in self._changes():
             if stop is not None and at >= stop:
                 break
             if at > start and best < 0:

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ullage.trace.events import Allocation, Mark
 
 
-class Storage:
-    """What is known of one storage, over all the lives that ``resize_`` gives it."""
+class Storage(weakref.ref[torch.UntypedStorage]):
+    """What is known of one storage, over all the lives that ``resize_`` gives it; it refers to it weakly, and hears of its end."""
 
-    __slots__ = ("category", "communicates", "life", "name", "watch")
+    __slots__ = ("category", "communicates", "key", "life", "lives", "name")
 
-    def __init__(self) -> None:
+    def __init__(self, untyped: torch.UntypedStorage, gone: Callable[[Storage], None]) -> None:
+        super().__init__(untyped, gone)  # type: ignore[call-arg]
+        self.key = untyped._cdata
         self.category = ""
         self.name = ""
         self.communicates = False
-        self.life: Life | None = None
-        self.watch: weakref.ref[Any] | None = None
+        self.life: Life | None = None  # the one that lasts
+        self.lives: list[Life] = []
 
 
 class Life:
-    """One stretch of a storage's being allocated."""
+    """One stretch of a storage's being allocated. number: how many began before it."""
 
     __slots__ = (
-        "birth", "bytes", "death", "dtype", "mark", "module", "node", "op", "recompute", "rewritten", "shape", "storage", "stream",
+        "birth", "bytes", "death", "dtype", "mark", "module", "node", "number", "op", "recompute", "rewritten", "shape", "storage",
+        "stream",
     )  # fmt: skip
 
-    def __init__(self, storage: Storage, n_bytes: int, birth: int) -> None:
+    def __init__(self, storage: Storage, number: int, n_bytes: int, birth: int) -> None:
         self.storage = storage
+        self.number = number
         self.bytes = n_bytes
         self.birth = birth
         self.death: int | None = None
@@ -46,8 +52,10 @@ class Life:
 
 
 def allocation(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end: int) -> Allocation:
-    """marks: the phases. recomputes: when each recomputation ended. end: when the trace did."""
-    mark = marks[life.mark]
+    """What is said of a life whose storage is gone, or with which the trace ends; later marks change nothing of it.
+
+    marks: the phases. recomputes: when each recomputation ended. end: when the trace did.
+    """
     return Allocation(
         bytes=life.bytes,
         category=_category(life, marks, recomputes, end),
@@ -55,13 +63,18 @@ def allocation(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end
         op=life.op,
         birth=life.birth,
         death=life.death,
-        phase=str(mark),
+        phase=_phase(marks[life.mark]),
         dtype=life.dtype,
         shape=life.shape,
         name=life.storage.name,
         stream=life.stream,
         rewritten=tuple(life.rewritten),
     )
+
+
+@cache
+def _phase(mark: Mark) -> str:
+    return str(mark)
 
 
 def _category(life: Life, marks: Sequence[Mark], recomputes: Sequence[int], end: int) -> str:
@@ -93,13 +106,30 @@ def inner_tensors(tensor: Any) -> Iterator[torch.Tensor]:
         yield tensor
 
 
+def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an op's arguments or results, which are tensors, numbers and containers of such (pytrees cost ten times more)."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
+
+
+def device_type(tensor: torch.Tensor) -> str:
+    """A fake tensor is asked directly: its ``device`` is an op of its own."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return str(device.type)
+
+
 _GAPS = {
     "aten.mkldnn_rnn_layer": "what oneDNN's or cuDNN's recurrent kernels reserve for their backward is not counted: torch's fake "
     "kernel does not say it",
 }
 
 
-def gaps(lives: Sequence[Life]) -> list[str]:
+def gaps(lives: Iterable[Allocation]) -> list[str]:
     """What torch's fake kernels are known to leave out, of the ops that ran."""
     ops = {life.op for life in lives}
     return [note for op, note in _GAPS.items() if op in ops]

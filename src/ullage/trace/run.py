@@ -180,17 +180,19 @@ def _on_path(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fake tensors log an error's stack before they raise it; garbage is collected now, not at a moment of its own choice."""
+    """Fake tensors log an error's stack before they raise it; garbage is collected between phases, not at a moment of its own choice."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
     collects = gc.isenabled()
     gc.collect()
+    gc.freeze()  # what is there already is not looked at again: collecting between phases then costs little
     gc.disable()
     try:
         yield
     finally:
         log.setLevel(level)
+        gc.unfreeze()
         if collects:
             gc.enable()
 

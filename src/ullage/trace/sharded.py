@@ -5,17 +5,19 @@ which a fake process group has not. What fake tensors add is not counted: DTenso
 learn the result's, and beside a FakeTensorMode it does so in that very mode.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ullage.trace.lives import tensors_in
 from ullage.trace.patch import replaced
-from ullage.trace.recorder import Recorder
+from ullage.trace.recorder import COLLECT_EVERY, Recorder
 
 
 @contextmanager
@@ -27,6 +29,7 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
     from torch.nn.parallel import distributed
 
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+    propagated = count(1)
 
     def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.paused += 1
@@ -34,6 +37,8 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
             return propagate(self, *args, **kwargs)
         finally:
             recorder.paused -= 1
+            if not next(propagated) % COLLECT_EVERY:
+                gc.collect(0)
 
     ready: Any = distributed.DistributedDataParallel._pre_forward
 
@@ -56,7 +61,7 @@ class _RealIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(tensors_in(args, kwargs))
         integers = all(one.dtype == torch.int32 and type(one) is torch.Tensor for one in tensors)
         if integers and (tensors or kwargs.get("dtype") == torch.int32):
             with torch._C._DisableTorchDispatch():

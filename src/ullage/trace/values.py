@@ -8,15 +8,22 @@ about them remains an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from ullage.trace.lives import tensors_in
 
 LARGEST = 1 << 20
-"""Elements beyond which a tensor's value is not followed: a batch of token ids is below, a mask of seq x seq above."""
+"""Integers beyond which a tensor's value is not followed: a batch of token ids is below, a mask of seq x seq above."""
+
+LARGEST_FLOATS = 1 << 16
+"""As many floats: a noise schedule and a step count are below, a rotary table that nobody asks for is above."""
 
 _MAKERS = ("arange", "linspace", "zeros", "ones", "full", "randint", "scalar_tensor", "tril_indices", "eye")
 """Makers whose values mean something; those of rand and empty do not."""
@@ -31,24 +38,44 @@ def follow(func: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
     """Runs an op on fake tensors and, where the values of all that it reads are known, on those too."""
     if func is _WAIT:
         return args[0]
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    known = all(value(tensor) is not None for tensor in tensors) if tensors else _makes_values(func)
-    if not known:
-        out = func(*args, **kwargs)
+    if not _is_known(func, tensors_in(args, kwargs)):
+        with _uncached(mode) if _takes_lists(func) else nullcontext():
+            out = func(*args, **kwargs)
         if func._schema.is_mutable:
-            _forget(tensors)
+            _forget(tensors_in(args, kwargs))
         return out
     if any(tag in func.tags for tag in _ASK):
         return tree_map_only(
             torch.Tensor, lambda real: _beside(mode.from_tensor(real), real), _real(func, args, kwargs)
         )
     out = func(*args, **kwargs)
-    leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    if all(_is_small(leaf) for leaf in leaves):
-        reals = [leaf for leaf in tree_leaves(_real(func, args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        for leaf, real in zip(leaves, reals, strict=True):
-            _beside(leaf, real)
+    fakes = list(tensors_in(out))
+    if all(map(_is_small, fakes)):
+        for fake, real in zip(fakes, tensors_in(_real(func, args, kwargs)), strict=True):
+            _beside(fake, real)
     return out
+
+
+@cache
+def _takes_lists(func: Any) -> bool:
+    return any("List[Tensor]" in str(one.type) for one in func._schema.arguments)
+
+
+@contextmanager
+def _uncached(mode: FakeTensorMode) -> Iterator[None]:
+    """torch's cache of fake results keeps the shape of every tensor of a list, and to look a long one up takes longer than to make it."""
+    enabled, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = enabled
+
+
+def _is_known(func: Any, tensors: Iterator[torch.Tensor]) -> bool:
+    first = next(tensors, None)
+    if first is None:
+        return _makes_values(func)
+    return value(first) is not None and all(value(tensor) is not None for tensor in tensors)
 
 
 def value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -60,7 +87,7 @@ def value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= LARGEST
+    return tensor.numel() <= (LARGEST_FLOATS if tensor.is_floating_point() else LARGEST)
 
 
 def _makes_values(func: Any) -> bool:
@@ -71,7 +98,7 @@ def _makes_values(func: Any) -> bool:
 def _forget(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
-            tensor._ullage_value = None  # type: ignore[attr-defined]
+            vars(tensor).pop("_ullage_value", None)
 
 
 def _beside(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
