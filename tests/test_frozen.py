@@ -142,6 +142,18 @@ def test_nothing_of_a_record_can_be_set() -> None:
     assert not hasattr(one, "__dict__")
 
 
+def test_a_kept_hash_stays_in_its_process() -> None:
+    from ullage.hardware.catalogue import cluster
+
+    one = cluster("4xdgx-h100")
+    assert hash(one) == one._hash
+    arrived = pickle.loads(pickle.dumps(one))
+    assert arrived == one
+    assert arrived._hash is None
+    assert arrived.device._hash is None
+    assert hash(arrived) == hash(one)
+
+
 def test_a_record_is_replaced_copied_and_pickled() -> None:
     one = _Derived(size=1, more=4)
     assert dataclasses.replace(one, size=7) == _Derived(size=7, more=4)

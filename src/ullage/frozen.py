@@ -185,7 +185,8 @@ def _delattr(self: object, name: str) -> None:
 
 
 def _getstate(self: object) -> list[object]:
-    return [getattr(self, name) for name in _fields(self)]
+    """What ``__init__`` takes. A kept hash stays behind: texts hash differently in each process."""
+    return [getattr(self, name) if one.init else one.default for name, one in _fields(self).items()]
 
 
 def _setstate(self: object, state: list[object]) -> None:

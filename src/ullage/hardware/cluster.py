@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from ullage.frozen import frozen
+from ullage.frozen import frozen, hash_once
 
 
 @frozen
@@ -35,6 +35,10 @@ class Device:
     host_link_bytes_per_s: float | None = None
     source: str = ""
     provenance: str = "measured"
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.name, self.capacity_bytes, self.memory_bytes_per_s, self.flops_per_s)
 
 
 @frozen
@@ -60,6 +64,10 @@ class Cluster:
     inter: Link = field(default_factory=lambda: Link(name="unknown"))
     host_memory_bytes: int | None = None
     domain_gpus: int | None = None
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.device, self.gpus_per_node, self.nodes, self.intra, self.inter, self.domain_gpus)
 
     @property
     def gpus(self) -> int:

@@ -1,0 +1,148 @@
+"""The share of the dense peak that one matrix multiplication reaches, from its shape.
+
+A kernel cuts the output into tiles and works them off in waves over the SMs; a last wave that is not full, a tile that sticks out
+of the matrix, the start of each tile's pipeline over k and small tiles' poor reuse cost time, and so does memory where the shape
+has little arithmetic per byte. The library's choice is modelled as the fastest of its usual tiles. Terms: data/matmul.toml.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ullage.calibration.store import Provenance, Value, efficiency, speaker, table, weaker
+from ullage.dtypes import bits
+from ullage.frozen import frozen
+from ullage.hardware.cluster import Device
+
+# Output tiles (rows, columns) of cuBLAS and CUTLASS kernels; on Blackwell two SMs share the largest.
+_TILES = ((256, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
+_SPLITS = (1, 2, 4)  # of k
+_REUSE = 256 * 256 / (256 + 256)  # FLOPs per operand element of the largest tile, up to a factor
+# How sharply a kernel turns from bound by compute to bound by memory: the fourth power lets the larger of the two decide.
+_KNEE = 4.0
+_LOW_PRECISION = ("fp8", "int8", "fp4", "nf4")
+_STORED_AS = {"tf32": "fp32"}  # a way to multiply, not to store
+
+
+@frozen
+class _Terms:
+    """One device's and element type's row of the table, with what the device itself says."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    sms: int
+    tiles: tuple[tuple[int, int, float], ...]  # rows, columns, seconds per element of k on one SM
+    k_prologue: float
+    start_s: float
+    split_s: float
+    element_bytes: float
+    accumulate_bytes: float  # of an output element, as far as they are seen
+    provenance: Provenance
+    source: str
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def matmul_efficiency(device: Device, dtype: str, m: int, n: int, k: int, accumulate: bool = False) -> Value:
+    """Share of the dense peak of ``dtype`` that (m, k) x (k, n) -> (m, n) reaches in sustained work.
+
+    Seconds are 2 m n k / (peak x efficiency); they hold the kernel's start and its memory traffic, so add no roofline of your own.
+    accumulate: the result is added to an fp32 buffer (a fused gradient of the weights). Source and residuals: data/matmul.toml.
+    """
+    return _efficiency(_terms(device, dtype), 1, m, n, k, accumulate)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def grouped_matmul_efficiency(
+    device: Device, dtype: str, groups: int, m: int, n: int, k: int, accumulate: bool = False
+) -> Value:
+    """The same of ``groups`` equal matmuls in one grouped kernel: m rows per expert, or per expert's gradient.
+
+    Tiles do not span groups, so few rows per expert waste them; waves do span groups. Equal groups: an imbalance is the caller's.
+    """
+    return _efficiency(_terms(device, dtype), groups, m, n, k, accumulate)
+
+
+def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: bool) -> Value:
+    assert min(groups, m, n, k) >= 1, (groups, m, n, k)
+    outputs = groups * m * n
+    compute_s = _tiled_s(terms, groups, m, n, k)
+    moved = groups * (m * k + k * n) * terms.element_bytes + outputs * max(terms.element_bytes, 2.0)
+    memory_s = moved / terms.memory_bytes_per_s
+    total_s: float = terms.start_s + (compute_s**_KNEE + memory_s**_KNEE) ** (1 / _KNEE)
+    if accumulate:
+        total_s += outputs * terms.accumulate_bytes / terms.memory_bytes_per_s
+    return efficiency(2.0 * outputs * k / terms.flops_per_s / total_s, terms.provenance, terms.source)
+
+
+def _tiled_s(terms: _Terms, groups: int, m: int, n: int, k: int) -> float:
+    """Seconds of the waves of tiles, with the best tile and split of k."""
+    sms, k_prologue = terms.sms, terms.k_prologue
+    best = float("inf")
+    for rows, columns, seconds in terms.tiles:
+        tiles = groups * -(-m // rows) * -(-n // columns)
+        for split in _SPLITS:
+            took = -(-tiles * split // sms) * (k / split + k_prologue) * seconds
+            if split > 1:
+                took += terms.split_s
+            if took < best:
+                best = took
+            if tiles * split >= 4 * sms:
+                break  # the waves are full: splitting further only costs
+    return best
+
+
+@functools.cache
+def _terms(device: Device, dtype: str) -> _Terms:
+    data = table("matmul")
+    name, provenance = speaker("matmul", device)
+    row = data["devices"][name]["bf16"]
+    plateau, source = row["plateau"], row["source"]
+    if provenance == "default" and device.name in data["best"]["bf16"]:
+        plateau *= data["best"]["bf16"][device.name] / data["best"]["bf16"][name]
+        source = f"{source}, scaled to this device's best shape: {data['best']['source']}"
+    k_prologue = row["k_prologue"]
+    if dtype in _LOW_PRECISION:
+        best, like = data["best"]["fp8"], data["best"]["bf16"]
+        plateau *= best.get(device.name, 1.0) / like.get(device.name, 1.0) if device.name in best else 1.0
+        k_prologue *= 16 // bits(dtype)  # the same time, in which more elements of k pass
+        provenance = "default"
+    elif dtype not in ("bf16", "fp16"):
+        provenance = "default"
+    plateau = min(plateau, 1.0)
+    peak = dict(device.flops_per_s).get(dtype)
+    if peak is None:
+        peak, provenance = _some_peak(device), "default"
+    bandwidth = device.memory_bytes_per_s
+    if bandwidth is None:
+        bandwidth, provenance = peak / _FLOPS_PER_BYTE, "default"
+    exposed = data["accumulate"]["exposed"]
+    sms_of, any_sms = data["sms"]["devices"], data["sms"]["any"]
+    sms = sms_of.get(device.name, any_sms)
+    return _Terms(
+        flops_per_s=peak,
+        memory_bytes_per_s=bandwidth * row["memory"],
+        sms=sms,
+        tiles=tuple(_tile(rows, columns, peak * plateau / sms, row["small_tile"]) for rows, columns in _TILES),
+        k_prologue=k_prologue,
+        start_s=row["start_s"],
+        split_s=row["split_s"],
+        element_bytes=bits(_STORED_AS.get(dtype, dtype)) / 8,
+        accumulate_bytes=data["accumulate"]["bytes_per_element"] * exposed.get(device.architecture, exposed["any"]),
+        provenance=weaker(provenance, "measured"),
+        source=source,
+    )
+
+
+# What a device without a stated bandwidth is taken to have: the ratio of an A100 (312 TFLOP/s over 2.04 TB/s).
+_FLOPS_PER_BYTE = 150.0
+
+
+def _some_peak(device: Device) -> float:
+    """Any peak of the device; its efficiency is a share, so only the balance against memory depends on it."""
+    return max((peak for _, peak in device.flops_per_s), default=1e14)
+
+
+def _tile(rows: int, columns: int, sm_flops_per_s: float, small_tile: float) -> tuple[int, int, float]:
+    reuse = rows * columns / (rows + columns) / _REUSE
+    speed = reuse / (reuse + small_tile) * (1 + small_tile)
+    return rows, columns, 2 * rows * columns / (sm_flops_per_s * speed)

@@ -1,0 +1,36 @@
+"""Kernels that memory bounds: their share of HBM bandwidth, and what a kernel costs beside its bytes. Rows: data/memory.toml."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+from ullage.calibration.store import Value, efficiency, speaker, table
+from ullage.hardware.cluster import Device
+
+MemoryKind = Literal["pointwise", "norm", "softmax", "cross_entropy", "optimizer", "permute", "copy"]
+
+
+@functools.cache
+def memory_efficiency(device: Device, kind: MemoryKind) -> Value:
+    """Share of the device's HBM bandwidth that a kernel of ``kind`` reaches; its bytes are each read and each write once."""
+    data = table("memory")
+    name, provenance = speaker("memory", device)
+    row = data["devices"][name].get(kind)
+    if row is None:
+        row, provenance = data["any"][kind], "default"
+    return efficiency(row["share"], provenance, row["source"])
+
+
+@functools.cache
+def kernel_start_s() -> Value:
+    """Seconds on the GPU that a kernel takes beside its bytes or FLOPs."""
+    kernel = table("memory")["kernel"]
+    return Value(value=kernel["start_us"] / 1e6, provenance="measured", source=kernel["start_source"])
+
+
+@functools.cache
+def launch_s() -> Value:
+    """Seconds on the CPU to launch one kernel from Python; a GPU whose kernels are shorter waits for it."""
+    kernel = table("memory")["kernel"]
+    return Value(value=kernel["launch_us"] / 1e6, provenance="default", source=kernel["launch_source"])

@@ -1,0 +1,90 @@
+"""What must be true of a matmul's efficiency whatever was measured."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency
+from ullage.hardware.catalogue import device, devices
+from ullage.hardware.cluster import Device
+
+sides = st.integers(1, 1 << 18)
+names = st.sampled_from(devices())
+
+
+def seconds(gpu: Device, m: int, n: int, k: int, dtype: str = "bf16", accumulate: bool = False) -> float:
+    peak = dict(gpu.flops_per_s)[dtype]
+    return 2 * m * n * k / peak / matmul_efficiency(gpu, dtype, m, n, k, accumulate).value
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=names, dtype=st.sampled_from(("bf16", "fp16", "fp8", "fp32", "tf32")), m=sides, n=sides, k=sides)
+def test_an_efficiency_is_a_share(name: str, dtype: str, m: int, n: int, k: int) -> None:
+    value = matmul_efficiency(device(name), dtype, m, n, k)
+    assert 0 < value.value <= 1
+    assert value.source
+
+
+@settings(max_examples=200, deadline=None)
+@given(m=sides, n=sides, k=sides, more=st.integers(1, 4096), side=st.integers(0, 2))
+def test_a_larger_matmul_never_takes_less_time(m: int, n: int, k: int, more: int, side: int) -> None:
+    gpu = device("H100-SXM-80GB")
+    larger = [m, n, k]
+    larger[side] += more
+    assert seconds(gpu, m, n, k) <= seconds(gpu, *larger) * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(m=sides, n=sides, k=sides)
+def test_turning_a_matmul_changes_nothing(m: int, n: int, k: int) -> None:
+    gpu = device("A100-SXM-80GB")
+    assert matmul_efficiency(gpu, "bf16", m, n, k).value == pytest.approx(matmul_efficiency(gpu, "bf16", n, m, k).value)
+
+
+@settings(deadline=None)
+@given(m=sides, n=sides, k=sides)
+def test_adding_to_a_buffer_costs_time(m: int, n: int, k: int) -> None:
+    gpu = device("B200-SXM-180GB")
+    assert seconds(gpu, m, n, k) < seconds(gpu, m, n, k, accumulate=True)
+
+
+@settings(deadline=None)
+@given(groups=st.integers(1, 256), m=st.integers(1, 8192), n=st.integers(1, 8192), k=st.integers(1, 8192))
+def test_groups_are_no_faster_than_one_matmul_of_all_their_rows(groups: int, m: int, n: int, k: int) -> None:
+    gpu = device("H100-SXM-80GB")
+    grouped = grouped_matmul_efficiency(gpu, "bf16", groups, m, n, k).value
+    assert grouped <= matmul_efficiency(gpu, "bf16", groups * m, n, k).value * (1 + 1e-9)
+    assert grouped_matmul_efficiency(gpu, "bf16", 1, m, n, k) == matmul_efficiency(gpu, "bf16", m, n, k)
+
+
+def test_a_last_wave_that_is_nearly_empty_costs() -> None:
+    """132 tiles of 256 x 256 fill 132 SMs once; a few rows more need a second wave or smaller tiles."""
+    gpu = device("H100-SXM-80GB")
+    full = matmul_efficiency(gpu, "bf16", 12 * 256, 11 * 256, 4096).value
+    over = matmul_efficiency(gpu, "bf16", 12 * 256 + 8, 11 * 256 + 8, 4096).value
+    assert over < 0.95 * full
+
+
+def test_where_the_numbers_come_from() -> None:
+    def provenance(name: str, dtype: str = "bf16") -> str:
+        return matmul_efficiency(device(name), dtype, 4096, 4096, 4096).provenance
+
+    assert (
+        provenance("A100-SXM-80GB") == provenance("A100-SXM-40GB") == provenance("H100-SXM-80GB", "fp16") == "measured"
+    )
+    assert provenance("RTX-3090-24GB") == provenance("MI300X-192GB") == provenance("H100-SXM-80GB", "fp8") == "default"
+
+
+def test_a_device_without_terms_keeps_its_distance_from_the_best_shape() -> None:
+    h100, gh200 = device("H100-SXM-80GB"), device("GH200-96GB")
+    ratio = matmul_efficiency(gh200, "bf16", 1 << 14, 1 << 14, 1 << 14).value
+    ratio /= matmul_efficiency(h100, "bf16", 1 << 14, 1 << 14, 1 << 14).value
+    assert ratio == pytest.approx(0.838 / 0.803, rel=0.01)
+
+
+def test_a_device_of_nobody_answers() -> None:
+    value = matmul_efficiency(Device(name="box", capacity_bytes=1 << 34), "bf16", 4096, 4096, 4096)
+    assert 0 < value.value <= 1
+    assert value.provenance == "default"
