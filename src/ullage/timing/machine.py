@@ -1,0 +1,99 @@
+"""Seconds of single kernels and transfers on one machine, from what was measured of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ullage.calibration.attention import attention_efficiency
+from ullage.calibration.collectives import curve
+from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency
+from ullage.calibration.memory import kernel_start_s, memory_efficiency
+from ullage.comm.cost import seconds as transfer_s
+from ullage.comm.group import Group
+from ullage.comm.group import axis_group as joined
+from ullage.errors import Unsupported
+from ullage.hardware.cluster import Cluster, Device
+from ullage.hardware.curve import Kind
+from ullage.job.job import Layout
+from ullage.timing.work import Attention, Exchange, Matmul, Traffic
+
+BACKWARD_OF_ATTENTION = 2.5
+"""Matmuls of a fused attention's backward, of the forward's two: it computes the scores again (arXiv 2307.08691, section 3.1)."""
+
+
+def peak_flops_per_s(device: Device, dtype: str) -> float:
+    rates = dict(device.flops_per_s)
+    found = (
+        rates.get(dtype) or (rates.get("tf32") if dtype == "fp32" else None) or rates.get("bf16") or rates.get("fp16")
+    )
+    if not found:
+        raise Unsupported(
+            "has no known peak",
+            key=f"{device.name}: flops_per_s",
+            remedy="write the device as a mapping with bf16_flops_per_s",
+        )
+    return found
+
+
+def bandwidth_bytes_per_s(device: Device) -> float:
+    if not device.memory_bytes_per_s:
+        raise Unsupported(
+            "has no known memory bandwidth",
+            key=f"{device.name}: memory_bytes_per_s",
+            remedy="write the device as a mapping with memory_bytes_per_s",
+        )
+    return device.memory_bytes_per_s
+
+
+@lru_cache(maxsize=65536)
+def matmul_s(device: Device, work: Matmul) -> float:
+    if work.groups > 1:
+        share = grouped_matmul_efficiency(device, work.dtype, work.groups, work.m, work.n, work.k, work.accumulate)
+    else:
+        share = matmul_efficiency(device, work.dtype, work.m, work.n, work.k, work.accumulate)
+    return work.flops / (peak_flops_per_s(device, work.dtype) * share.value)
+
+
+@lru_cache(maxsize=4096)
+def attention_s(device: Device, work: Attention, impl: str, *, backward: bool) -> float:
+    share = attention_efficiency(
+        device, impl, work.dtype, work.head_dim, work.keys, work.causal, backward, work.batch * work.heads
+    )
+    times = BACKWARD_OF_ATTENTION if backward else 1.0
+    return times * work.flops / (peak_flops_per_s(device, work.dtype) * share.value)
+
+
+@lru_cache(maxsize=65536)
+def traffic_s(device: Device, work: Traffic) -> float:
+    share = memory_efficiency(device, work.kind).value
+    return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
+
+
+@lru_cache(maxsize=4096)
+def axis_group(cluster: Cluster, layout: Layout, axis: str, shard: int = 1) -> Group:
+    """The ranks that an axis joins: tensor parallelism is the innermost, then context, data and pipeline parallelism.
+
+    shard: ranks of a shard group ("shard"), and how many there are of it ("replica").
+    """
+    inner = layout.tp * layout.cp
+    strides = {
+        "tp": (1, layout.tp),
+        "cp": (layout.tp, layout.cp),
+        "dp": (layout.tp, layout.dp * layout.cp),
+        "ep": (layout.etp if layout.etp > 1 else 1 if layout.tp == 1 else layout.tp // layout.etp, layout.ep),
+        "expert_dp": (max(1, layout.ep * layout.etp), layout.expert_dp),
+        "pp": (inner * layout.dp, layout.pp),
+        "shard": (layout.tp, shard),
+        "replica": (layout.tp * shard, max(1, layout.dp * layout.cp // shard)),
+    }
+    stride, size = strides[axis]
+    return joined(cluster, stride, size)
+
+
+@lru_cache(maxsize=65536)
+def exchange_s(cluster: Cluster, group: Group, kind: Kind, payload_bytes: int) -> float:
+    return transfer_s(kind, payload_bytes, group, curve(cluster)).seconds
+
+
+def sent_s(cluster: Cluster, layout: Layout, work: Exchange) -> float:
+    return exchange_s(cluster, axis_group(cluster, layout, work.axis), work.kind, work.payload_bytes)

@@ -1,0 +1,78 @@
+"""Seconds of a step: parts that add up, and moves that can only cost."""
+
+import pytest
+
+from ullage.errors import Unsupported
+from ullage.job.read import read_job
+from ullage.timing.step import step_time
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "cluster": "8xH100-SXM-80GB",
+    "stack": "torchtitan",
+    "engine": {"name": "fsdp2"},
+    "data": {"seq_len": 4096, "micro_batch": 1},
+}
+MEGATRON = {
+    "stack": "megatron",
+    "engine": {"name": "megatron", "zero_stage": 1},
+    "precision": {"params": "bf16", "compute": "bf16", "grads": "fp32", "master": "fp32", "reduce": "fp32"},
+}
+
+
+def timed(**changes):
+    return step_time(read_job(BASE | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"recompute": "full"},
+        {"engine": {"name": "ddp"}, "stack": "transformers"},
+        {"engine": {"name": "deepspeed", "zero_stage": 2}, "stack": "transformers"},
+        MEGATRON | {"layout": {"tp": 4, "sp": True, "pp": 2}, "data": {"seq_len": 4096, "micro_batch": 1, "grad_accum": 8}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_parts_add_up(changes: dict) -> None:
+    found = timed(**changes)
+    assert sum(seconds for _, seconds in found.parts) == pytest.approx(found.step_s)
+    assert all(seconds > 0 for _, seconds in found.parts)
+    assert 0 < found.mfu < 1
+
+
+def test_an_axis_of_one_costs_nothing() -> None:
+    parts = dict(timed(**MEGATRON, layout={"dp": 8}).parts)
+    assert not {"tp", "cp", "ep", "bubble", "recompute"} & set(parts)
+
+
+def test_recompute_costs_about_a_forward() -> None:
+    plain, again = timed(), timed(recompute="full")
+    assert 1.2 < again.step_s / plain.step_s < 1.4
+
+
+def test_a_longer_sequence_takes_longer() -> None:
+    short, long = timed(), timed(data={"seq_len": 8192, "micro_batch": 1})
+    assert long.step_s > 2 * short.step_s  # attention grows with the square
+
+
+def test_more_micro_batches_fill_the_pipeline() -> None:
+    layout = {"tp": 2, "sp": True, "pp": 4}
+    few = timed(**MEGATRON | {"layout": layout, "data": {"seq_len": 4096, "micro_batch": 1, "grad_accum": 4}})
+    many = timed(**MEGATRON | {"layout": layout, "data": {"seq_len": 4096, "micro_batch": 1, "grad_accum": 32}})
+    assert many.bubble < few.bubble
+    assert many.mfu > few.mfu
+
+
+def test_a_slower_network_takes_longer() -> None:
+    cluster = {"device": "H100-SXM-80GB", "gpus_per_node": 8, "nodes": 4, "inter": "400Gb/s-IB"}
+    slow = cluster | {"inter": "25Gb/s"}
+    job = {"model": "llama-3.1-70b", "data": {"seq_len": 1024, "micro_batch": 1}}
+    assert timed(**job, cluster=slow).step_s > timed(**job, cluster=cluster).step_s
+
+
+def test_what_is_not_known_is_said() -> None:
+    device = {"memory": "80GiB"}
+    with pytest.raises(Unsupported, match="has no known"):
+        timed(cluster={"device": device, "gpus_per_node": 8})

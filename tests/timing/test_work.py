@@ -1,0 +1,73 @@
+"""What ops do: the FLOPs are those that the graph counts, and a layout divides them."""
+
+import pytest
+
+from ullage.engines.base import context_of
+from ullage.job.read import read_job
+from ullage.model.build import graph as build
+from ullage.model.count import flops_per_token
+from ullage.timing.work import Matmul, block_work
+
+BASE = {
+    "model": "llama-3.1-8b",
+    "cluster": "8xH100-SXM-80GB",
+    "stack": "megatron",
+    "engine": {"name": "megatron"},
+    "layout": {"dp": 8},
+    "precision": {"params": "bf16", "compute": "bf16", "grads": "fp32", "master": "fp32", "reduce": "fp32"},
+    "data": {"seq_len": 2048, "micro_batch": 2},
+}
+
+
+def works(**changes):
+    job = read_job(BASE | changes)
+    graph = build(job.model)
+    context = context_of(job, graph)
+    return job, graph, [work for block in graph.blocks() for work in block_work(block, context)]
+
+
+def matmul_flops(found) -> int:
+    return sum(one.flops for work in found for part in (work.forward, work.backward) for one in part.matmuls)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "transformers", "torchtitan"])
+def test_flops_are_those_of_the_graph(stack: str) -> None:
+    engine = {"name": "megatron"} if stack == "megatron" else {"name": "fsdp2"}
+    precision = BASE["precision"] if stack == "megatron" else "bf16-mixed"
+    job, graph, found = works(stack=stack, engine=engine, precision=precision, attention="flash")
+    tokens = job.data.seq_len * job.data.micro_batch
+    attention = sum(work.forward.attention.flops for work in found if work.forward.attention)
+    # 6 a weight; the graph counts the whole square of the attention, thrice, a causal kernel half of it
+    assert matmul_flops(found) + 6 * attention == flops_per_token(graph, job.data.seq_len) * tokens
+
+
+def test_tensor_parallel_ranks_share_the_work() -> None:
+    whole = matmul_flops(works()[2])
+    part = matmul_flops(works(layout={"tp": 8, "sp": True})[2])
+    assert 8 * part == whole
+
+
+def test_a_layer_exchanges_what_the_paper_says() -> None:
+    """Two all-gathers and two reduce-scatters forward, and the gathers of the inputs again in the backward (arXiv 2205.05198)."""
+    job, graph, _ = works(layout={"tp": 8, "sp": True})
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    found = block_work(layer, context_of(job, graph))
+    forward = [one.kind for work in found for one in work.forward.exchanges]
+    backward = [(one.kind, one.behind) for work in found for one in work.backward.exchanges]
+    assert sorted(forward) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+    assert sorted(backward) == sorted([("all_gather", "dgrad"), ("reduce_scatter", "wgrad"), ("all_gather", "")] * 2)
+    stream = job.data.seq_len * job.data.micro_batch * 4096 * 2
+    assert {one.payload_bytes for work in found for one in work.forward.exchanges} == {stream}
+
+
+def test_experts_run_the_rows_that_the_router_sends() -> None:
+    job, _, found = works(model="mixtral-8x7b", layout={"dp": 8, "ep": 8})
+    experts = next(work for work in found if work.name.startswith("experts"))
+    (matmul,) = experts.forward.matmuls
+    assert matmul.groups * matmul.m == 2 * job.data.seq_len * job.data.micro_batch
+    assert any(one.axis == "ep" and one.kind == "all_to_all" for work in found for one in work.forward.exchanges)
+
+
+def test_a_matmul_and_its_gradients_do_the_same() -> None:
+    matmul = Matmul(m=3, n=5, k=7, dtype="bf16")
+    assert [one.flops for one in matmul.transposes(accumulate=True)] == [matmul.flops] * 2
