@@ -42,13 +42,16 @@ class _Terms:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def matmul_efficiency(device: Device, dtype: str, m: int, n: int, k: int, accumulate: bool = False) -> Value:
+def matmul_efficiency(
+    device: Device, dtype: str, m: int, n: int, k: int, accumulate: bool = False, short: bool = False
+) -> Value:
     """Share of the dense peak of ``dtype`` that (m, k) x (k, n) -> (m, n) reaches in sustained work.
 
     Seconds are 2 m n k / (peak x efficiency); they hold the kernel's start and its memory traffic, so add no roofline of your own.
-    accumulate: the result is added to an fp32 buffer (a fused gradient of the weights). Source and residuals: data/matmul.toml.
+    accumulate: the result is added to an fp32 buffer (a fused gradient of the weights). short: for the moment of a boost clock, not for a
+    long run. Source and residuals: data/matmul.toml.
     """
-    return _efficiency(_terms(device, dtype), 1, m, n, k, accumulate)
+    return _efficiency(_terms(device, dtype, short), 1, m, n, k, accumulate)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -92,11 +95,13 @@ def _tiled_s(terms: _Terms, groups: int, m: int, n: int, k: int) -> float:
 
 
 @functools.cache
-def _terms(device: Device, dtype: str) -> _Terms:
+def _terms(device: Device, dtype: str, short: bool = False) -> _Terms:
     data = table("matmul")
     name, provenance = speaker("matmul", device)
     row = data["devices"][name]["bf16"]
     plateau, source = row["plateau"], row["source"]
+    if "sustained" in row and not short:
+        plateau, source = plateau * row["sustained"], f"{source}; sustained: {row['sustained_source']}"
     if provenance == "default" and device.name in data["best"]["bf16"]:
         plateau *= data["best"]["bf16"][device.name] / data["best"]["bf16"][name]
         source = f"{source}, scaled to this device's best shape: {data['best']['source']}"
