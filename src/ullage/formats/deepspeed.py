@@ -154,7 +154,7 @@ def read_tree(tree: Tree, place: str) -> Reading:
     _optimizer(keys)
     _degrees(keys)
     _clipping(keys)
-    _rest_of_options(keys)
+    keys.move_options(OPTIONS, "deepspeed", "transformers")
     batch = Batch(
         **{name: _batch(keys, path) for name, path in (("whole", _WHOLE), ("micro", _MICRO), ("accum", _ACCUM))}
     )
@@ -280,19 +280,6 @@ def _clipping(keys: Keys) -> None:
         keys.put("grad_clip", value > 0, _CLIPPING)
         if value not in (0, 1):
             keys.put_option("gradient_clipping", value, _CLIPPING)
-
-
-def _rest_of_options(keys: Keys) -> None:
-    from ullage.job.options import find_option
-
-    for path, name in OPTIONS.items():
-        value = keys.tree.leaves.get(path)
-        if not keys.has(path) or value is None:
-            continue
-        option = find_option(name, "deepspeed", "transformers")
-        assert option is not None, name
-        keys.take(path, option.read)
-        keys.put_option(name, value, path)
 
 
 def leaves(job: Job) -> dict[Path, object]:

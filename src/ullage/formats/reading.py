@@ -130,6 +130,19 @@ class Keys:
         """Sets ``engine.options.NAME``: an option's name may hold no dot, a path does."""
         self.put(f"engine.options.{name}", value, path)
 
+    def move_options(self, names: Mapping[Path, str], engine: str, stack: str) -> None:
+        """Takes each leaf that is one of the engine's options: path -> the option's name."""
+        from ullage.job.options import find_option
+
+        for path, name in names.items():
+            if self._open.get(path) is None:
+                continue
+            option = find_option(name, engine, stack)
+            assert option is not None, name
+            value = self.tree.leaves[path]
+            self.take(path, option.read)
+            self.put_option(name, value, path)
+
     def move(self, path: Path, key: str, read: Read[T]) -> T | None:
         """Takes a leaf into the job."""
         value = self.take(path, read)

@@ -16,7 +16,6 @@ from ullage.formats.reading import Batch, Keys, Reading, size
 from ullage.formats.tree import Leaves, Path, Tree
 from ullage.job import fields
 from ullage.job.job import Job
-from ullage.job.options import find_option
 
 NAME = "torchtitan"
 TITLE = "torchtitan TOML"
@@ -292,15 +291,7 @@ def _options(keys: Keys) -> None:
     word = keys.take(reshard, fields.choice("default", "always", "never"))
     if word is not None and keys.job["engine"] != {"name": "ddp"}:
         keys.put_option("reshard_after_forward", word, reshard)
-    for name, ours in _OPTIONS.items():
-        path = _path(name)
-        value = keys.tree.leaves.get(path)
-        if not keys.has(path) or value is None:
-            continue
-        option = find_option(ours, "fsdp2", "torchtitan")
-        assert option is not None, ours
-        keys.take(path, option.read)
-        keys.put_option(ours, value, path)
+    keys.move_options({_path(name): ours for name, ours in _OPTIONS.items()}, "fsdp2", "torchtitan")
 
 
 def leaves(job: Job) -> dict[Path, object]:
