@@ -120,6 +120,14 @@ def test_gpipe_and_1f1b_waste_the_same_bubble(stages: int, micro_batches: int, f
         assert bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1), abs=1e-9)
 
 
+def test_the_slowest_stage_sets_the_pace_and_sends_delay() -> None:
+    ranks = every_rank("1f1b", stages=2, micro_batches=8)
+    even = max(mine[-1] for mine in finish_times(ranks))
+    slow = finish_times(ranks, lambda rank, action: (1 + rank) * (1.0 if action.kind == "F" else 2.0))
+    assert max(mine[-1] for mine in slow) >= 8 * 6.0
+    assert max(mine[-1] for mine in finish_times(ranks, send_s=0.5)) > even == (8 + 1) * 3.0
+
+
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_chunks_divide_the_bubble(stages: int, rounds: int, chunks: int) -> None:
     """Bubble / ideal = (p - 1) / (v m), Narayanan et al. (arXiv:2104.04473, section 2.2), for whole rounds."""

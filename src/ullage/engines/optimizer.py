@@ -27,12 +27,13 @@ SMALLEST_8BIT = 4096
 SMALLEST_PAGED = 100_000
 """Paged optimizers take managed memory from this many elements on (bitsandbytes get_state_buffer)."""
 
-_MOMENTS = {
+MOMENTS = {
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
     "lion": ("exp_avg",),
     "muon": ("momentum_buffer",),
 }
+"""What each keeps for a tensor; SGD's momentum and Adafactor's rows and columns depend on more."""
 
 
 @frozen
@@ -137,10 +138,10 @@ def _moments(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> tuple[str
     if optimizer.name == "adafactor":
         return ("factors",)
     if optimizer.name == "muon" and len(tensor.shape) < 2:
-        return _MOMENTS["adamw"]  # torch's Muon takes matrices alone; the rest goes to AdamW
-    moments = _MOMENTS.get(optimizer.name)
+        return MOMENTS["adamw"]  # torch's Muon takes matrices alone; the rest goes to AdamW
+    moments = MOMENTS.get(optimizer.name)
     if moments is None:
-        raise Unsupported("is not modelled", key="optimizer", value=optimizer.name, allowed=", ".join(_MOMENTS))
+        raise Unsupported("is not modelled", key="optimizer", value=optimizer.name, allowed=", ".join(MOMENTS))
     return moments
 
 

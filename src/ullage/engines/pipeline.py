@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ullage.job.job import Layout
+from ullage.job.checks_pipeline import GROUP_OPTIONS
+from ullage.job.job import Job
 from ullage.memory.program import Node, Repeat, Sequence
-from ullage.schedule import Action, actions, compact
+from ullage.schedule import Action, actions, compact, torch_group_size
 
 ChunkNode = Callable[[int], Node]
 """The program of one micro-batch through model chunk c."""
 
 
-def scheduled(
-    layout: Layout,
-    rank: int,
-    micro_batches: int,
-    forward: ChunkNode,
-    backward: ChunkNode,
-    *,
-    group_size: int | None = None,
-) -> Node:
-    """Every forward and backward of a rank in order, runs of equal patterns folded."""
-    plan = actions(
+def actions_of(job: Job, rank: int) -> tuple[Action, ...]:
+    """What a pipeline rank does in one optimizer step, in order, as the job's engine groups its micro-batches."""
+    layout, micro_batches = job.layout, job.data.grad_accum
+    return actions(
         layout.schedule if layout.pp > 1 else "1f1b",
         stages=layout.pp,
         rank=rank,
         micro_batches=micro_batches,
         chunks=layout.vpp,
-        group_size=group_size,
+        group_size=_group_size(job),
     )
-    forwards = [Sequence([forward(chunk)], "forward", ("F", chunk)) for chunk in range(layout.vpp)]
-    backwards = [Sequence([backward(chunk)], "backward", ("B", chunk)) for chunk in range(layout.vpp)]
+
+
+def _group_size(job: Job) -> int | None:
+    if job.layout.schedule != "interleaved-1f1b":
+        return None
+    if job.engine.name == "fsdp2":
+        return torch_group_size(job.layout.pp, job.data.grad_accum)
+    found = (job.engine.options.get(name) for name in GROUP_OPTIONS)
+    return next((group for group in found if isinstance(group, int)), None)
+
+
+def scheduled(job: Job, rank: int, forward: ChunkNode, backward: ChunkNode) -> Node:
+    """Every forward and backward of a rank in order, runs of equal patterns folded."""
+    plan, chunks = actions_of(job, rank), range(job.layout.vpp)
+    forwards = [Sequence([forward(chunk)], "forward", ("F", chunk)) for chunk in chunks]
+    backwards = [Sequence([backward(chunk)], "backward", ("B", chunk)) for chunk in chunks]
 
     def node(action: Action) -> Node:
         return forwards[action.chunk] if action.kind == "F" else backwards[action.chunk]

@@ -21,7 +21,10 @@ _CHUNKS: dict[str, tuple[int, int | None]] = {
     "dualpipe": (1, 1),
     "dualpipev": (2, 2),
 }
-_GROUP_OPTIONS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
+
+
+GROUP_OPTIONS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
+"""Megatron's flag by its two names (megatron/training/arguments.py, core/model_parallel_config.py)."""
 
 
 def _schedule(job: Job, arch: Architecture) -> Iterator[Violation]:
@@ -120,9 +123,9 @@ def _interleaved(job: Job) -> Iterator[Violation]:
             yield infeasible("data.grad_accum", count, what, f"use a multiple of {layout.pp}")
         return
     options = job.engine.options
-    group = next((size for name in _GROUP_OPTIONS if isinstance(size := options.get(name), int)), layout.pp)
+    group = next((size for name in GROUP_OPTIONS if isinstance(size := options.get(name), int)), layout.pp)
     if group < layout.pp:
-        name = next(name for name in _GROUP_OPTIONS if name in options)
+        name = next(name for name in GROUP_OPTIONS if name in options)
         yield infeasible(f"engine.options.{name}", group, f"is below pp = {layout.pp}", f"use {layout.pp} or more")
     elif count < group or 0 < count % group < layout.pp:
         what = f"interleaving takes micro-batches in groups of {group}, the last of at least {layout.pp}"

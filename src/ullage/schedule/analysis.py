@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ullage.schedule.base import Action, Kind
 
@@ -16,10 +16,21 @@ def in_flight(actions: Sequence[Action]) -> int:
     return most
 
 
+Cost = Callable[[int, Action], float]
+"""Seconds that a rank takes for one of its actions."""
+
+
+def equal_stages(*, forward_s: float = 1.0, backward_s: float = 2.0) -> Cost:
+    return lambda rank, action: forward_s if action.kind == "F" else backward_s
+
+
+EQUAL = equal_stages()
+
+
 def finish_times(
-    ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0
+    ranks: Sequence[Sequence[Action]], cost: Cost = EQUAL, *, send_s: float = 0.0
 ) -> tuple[tuple[float, ...], ...]:
-    """When each rank ends each of its actions, where every stage takes the same time and sending takes none.
+    """When each rank ends each of its actions. send_s: from one stage to the next.
 
     A forward waits for the stage before, a backward for the stage behind, and an action for the rank's previous one.
     """
@@ -35,11 +46,10 @@ def finish_times(
             while len(mine) < len(actions):
                 action = actions[len(mine)]
                 stage, micro_batch = action.chunk * stages + rank, action.micro_batch
-                ready = _ready(action.kind, stage, micro_batch, last_stage, done)
+                ready = _ready(action.kind, stage, micro_batch, last_stage, done, send_s)
                 if ready is None:
                     break
-                cost = forward_s if action.kind == "F" else backward_s
-                end = max(ready, mine[-1] if mine else 0.0) + cost
+                end = max(ready, mine[-1] if mine else 0.0) + cost(rank, action)
                 mine.append(end)
                 done[action.kind, stage, micro_batch] = end
                 progress = True
@@ -48,21 +58,23 @@ def finish_times(
 
 
 def _ready(
-    kind: Kind, stage: int, micro_batch: int, last_stage: int, done: dict[tuple[Kind, int, int], float]
+    kind: Kind, stage: int, micro_batch: int, last_stage: int, done: dict[tuple[Kind, int, int], float], send_s: float
 ) -> float | None:
     """When the input of an action is there; None: not yet."""
-    if kind == "F":
-        return 0.0 if stage == 0 else done.get(("F", stage - 1, micro_batch))
-    if stage == last_stage:
-        return done.get(("F", stage, micro_batch))
-    return done.get(("B", stage + 1, micro_batch)) if ("F", stage, micro_batch) in done else None
+    if kind == "F" and stage == 0:
+        return 0.0
+    own = done.get(("F", stage, micro_batch))
+    if kind == "B" and (own is None or stage == last_stage):
+        return own
+    sent = done.get((kind, stage - 1 if kind == "F" else stage + 1, micro_batch))
+    return None if sent is None else sent + send_s
 
 
 def bubble_fraction(ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0) -> float:
     """The share of all ranks' time in which they wait, where every stage takes the same time and sending takes none."""
-    ends = finish_times(ranks, forward_s=forward_s, backward_s=backward_s)
-    span = max(mine[-1] for mine in ends)
-    busy = sum(forward_s if action.kind == "F" else backward_s for actions in ranks for action in actions)
+    cost = equal_stages(forward_s=forward_s, backward_s=backward_s)
+    span = max(mine[-1] for mine in finish_times(ranks, cost))
+    busy = sum(cost(rank, action) for rank, actions in enumerate(ranks) for action in actions)
     return 1.0 - busy / (span * len(ranks))
 
 

@@ -5,12 +5,15 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 from ullage import dtypes
 from ullage.calibration.memory import memory_efficiency
 from ullage.engines.base import context_of, flag
+from ullage.engines.fsdp2.policy import reshards
+from ullage.engines.megatron.accounting import recompute_group
+from ullage.engines.optimizer import MOMENTS
+from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen
@@ -22,11 +25,10 @@ from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
 from ullage.model.graph import Block, Graph
-from ullage.schedule import Action, actions
+from ullage.schedule import Action, finish_times
 from ullage.timing.blocks import BlockTime, Parts, Place, added, block_time
 from ullage.timing.machine import axis_group, bandwidth_bytes_per_s, exchange_s, peak_flops_per_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.pipeline import StageTime, makespan
 from ullage.timing.work import stream_bytes
 
 SHARDED = ("fsdp1", "fsdp2")
@@ -36,8 +38,8 @@ SHARDED = ("fsdp1", "fsdp2")
 class StepTime:
     """parts: seconds of the slowest rank by part; they add up to ``step_s``.
 
-    mfu: model FLOPs (ullage.model.count: the causal half counted, no recomputation) over what the GPUs could do at their dense peak
-    of bf16 in the same time.
+    mfu: model FLOPs (model/count.py: the masked half of causal attention counted too, no recomputation) over what the GPUs could do
+    at their dense peak of bf16 in the same time.
     """
 
     step_s: float
@@ -61,10 +63,9 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     context = context_of(job, graph)
     ranks = ranks_of(job, graph)
     stages = [_Stage(job, graph, context, rank) for rank in ranks]
-    plan = [_actions(job, rank.index) for rank in ranks]
-    send_s = _send_s(job, context)
-    ends = makespan(plan, [stage.times for stage in stages], send_s=send_s)
-    totals = [end + stage.outside.total_s for end, stage in zip(ends, stages, strict=True)]
+    plan = [actions_of(job, rank.index) for rank in ranks]
+    ends = finish_times(plan, lambda rank, action: stages[rank].seconds(action), send_s=_send_s(job, context))
+    totals = [mine[-1] + stage.outside.total_s for mine, stage in zip(ends, stages, strict=True)]
     slowest = max(range(len(stages)), key=totals.__getitem__)
     step_s = totals[slowest]
     stage = stages[slowest]
@@ -82,19 +83,6 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     )
 
 
-def _actions(job: Job, rank: int) -> Sequence[Action]:
-    layout = job.layout
-    group = job.engine.options.get("microbatch_group_size_per_virtual_pipeline_stage")
-    return actions(
-        layout.schedule if layout.pp > 1 else "1f1b",
-        stages=layout.pp,
-        rank=rank,
-        micro_batches=job.data.grad_accum,
-        chunks=layout.vpp,
-        group_size=group if isinstance(group, int) else None,
-    )
-
-
 def _send_s(job: Job, context: Context) -> float:
     if job.layout.pp == 1:
         return 0.0
@@ -102,17 +90,29 @@ def _send_s(job: Job, context: Context) -> float:
     return exchange_s(job.cluster, joined, "send", stream_bytes(context))
 
 
+@frozen
+class PassTime:
+    """Of one chunk of one rank, one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+
+
 class _Stage:
     """One pipeline rank: its chunks' times, and what it does once a step."""
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
         self.job, self.graph, self.context, self.rank = job, graph, context, rank
-        self.place = Place(cluster=job.cluster, layout=job.layout, attention=_attention_impl(job))
-        replayer = Replayer(context=context, recompute=job.recompute, group=_group(job))
+        self.place = Place(cluster=job.cluster, layout=job.layout, attention=job.attention)
+        replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
         self.outside = self._once()
+
+    def seconds(self, action: Action) -> float:
+        time = self.times[action.chunk]
+        return time.forward_s if action.kind == "F" else time.backward_s
 
     # -- one micro-batch
 
@@ -123,7 +123,7 @@ class _Stage:
             for _ in range(element.size)
         ]
 
-    def _chunk(self, at: int) -> StageTime:
+    def _chunk(self, at: int) -> PassTime:
         found = self._blocks(at)
         forward = [Wrapped(compute_s=time.forward.total_s, gather_s=self._gather_s(one.block)) for one, time in found]
         backward = [
@@ -134,7 +134,7 @@ class _Stage:
             )
             for one, time in reversed(found)
         ]
-        return StageTime(forward_s=forward_s(forward), backward_s=backward_s(backward))
+        return PassTime(forward_s=forward_s(forward), backward_s=backward_s(backward))
 
     def _parts(self, at: int) -> Parts:
         found = self._blocks(at)
@@ -153,7 +153,7 @@ class _Stage:
 
     @property
     def _reshards(self) -> bool:
-        return self._sharded and self.job.engine.zero_stage == 3
+        return reshards(self.job) if self.job.engine.name in SHARDED else self._sharded
 
     def _gather_s(self, block: Block) -> float:
         if not self._sharded:
@@ -239,7 +239,11 @@ class _Stage:
             numel += self.rank.numel(expert=expert) / min(shards, owners)
         master = dtypes.bits(precision.master or precision.params) / 8
         gradient = dtypes.bits(precision.grads) / 8
-        state = MOMENTS.get(optimizer.name, 2) * dtypes.bits(STATE.get(optimizer.state, optimizer.state)) / 8
+        state = (
+            len(MOMENTS.get(optimizer.name, ("momentum",)))
+            * dtypes.bits(STATE.get(optimizer.state, optimizer.state))
+            / 8
+        )
         copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
         once = gradient + 2 * master + 2 * state + copied
         if optimizer.impl != "fused":
@@ -248,18 +252,8 @@ class _Stage:
         return numel * (once + clipped)
 
 
-MOMENTS = {"sgd": 1, "adafactor": 0, "lion": 1, "muon": 1}
 STATE = {"8bit": "int8"}
+
 EAGER_PASSES = 13
-"""Tensors of fp32 that AdamW's foreach kernels read and write beside what one fused kernel does (torch/optim/adamw.py)."""
-
-
-def _group(job: Job) -> int:
-    if job.engine.options.get("recompute_method") == "uniform":
-        layers = job.engine.options.get("recompute_num_layers", 1)
-        return layers if isinstance(layers, int) else 1
-    return 1
-
-
-def _attention_impl(job: Job) -> str:
-    return job.attention
+"""Tensors of fp32 that AdamW's foreach kernels read and write beside what one fused kernel does: counted from torch/optim/adamw.py,
+_multi_tensor_adamw, and held against no measurement."""

@@ -62,13 +62,7 @@ class Passes:
                 nodes[kind, index] = self._forward(index, self.forward) if forward else self._backward(index, once)
             return nodes[kind, index]
 
-        return scheduled(
-            self.job.layout,
-            self.rank.index,
-            micro_batches,
-            lambda index: cached("F", index),
-            lambda index: cached("B", index),
-        )
+        return scheduled(self.job, self.rank.index, lambda index: cached("F", index), lambda index: cached("B", index))
 
     def _scoped(self, kind: str, index: int, forward: Forward | None, *, first: bool = False) -> Node:
         if forward is not None:

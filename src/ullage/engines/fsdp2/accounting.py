@@ -14,6 +14,7 @@ from ullage.engines.fsdp2.policy import Units, units_of, unwrapped
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
+from ullage.engines.pipeline import actions_of
 from ullage.engines.replica import plain
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
@@ -25,7 +26,7 @@ from ullage.memory.chunk import Replayer
 from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import STREAM, Graph
-from ullage.schedule import actions, compact
+from ullage.schedule import compact
 from ullage.schedule.base import Action, Kind
 
 _NOT_MODELLED = {
@@ -176,14 +177,6 @@ class _Step:
     # -- with a pipeline
 
     def _pipeline(self) -> Node:
-        layout = self.job.layout
-        plan = actions(
-            layout.schedule,
-            stages=layout.pp,
-            rank=self.rank.index,
-            micro_batches=self.job.data.grad_accum,
-            chunks=layout.vpp,
-        )
         nodes: dict[tuple[Kind, int, bool], Node] = {}
 
         def node(key: tuple[Kind, int, bool]) -> Node:
@@ -192,8 +185,8 @@ class _Step:
             return nodes[key]
 
         body: list[Node] = []
-        fresh = set(range(layout.vpp))
-        for times, pattern in compact(plan):
+        fresh = set(range(self.job.layout.vpp))
+        for times, pattern in compact(actions_of(self.job, self.rank.index)):
             # the first backward of each chunk makes its accumulated gradients, so the runs it stands in are written out once
             while times and any(action.kind == "B" and action.chunk in fresh for action in pattern):
                 body.append(Sequence([node(self._key(action, fresh)) for action in pattern]))

@@ -73,10 +73,16 @@ def resharding(job: Job) -> tuple[str, int]:
     return "default" if said is None else "always", 0
 
 
+def reshards(job: Job) -> bool:
+    """Whether a layer is gathered again for its backward; a pipeline's stages keep what they gathered unless the job says always."""
+    policy, _ = resharding(job)
+    return policy == "always" or (policy == "default" and job.layout.pp == 1 and job.engine.zero_stage != 2)
+
+
 def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     """The units of one model chunk (each pipeline stage is wrapped by itself)."""
     policy, kept = resharding(job)
-    reshards = policy == "always" or (policy == "default" and job.layout.pp == 1 and job.engine.zero_stage != 2)
+    again = reshards(job)
     types = types_of(job)
     separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
     build = _flat_unit if job.engine.name == "fsdp1" else Unit
@@ -86,10 +92,10 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
         block = run.block
         shapes = block_shapes(graph, job, block, rank)
         if block.role == "layer":
-            stays = kept if reshards else 0
-            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=reshards, kept_shards=stays)
+            stays = kept if again else 0
+            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=again, kept_shards=stays)
         elif separate and shapes:
-            mine = reshards and (block.role == "embedding" or policy == "always")
+            mine = again and (block.role == "embedding" or policy == "always")
             of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=mine)
         else:
             rest += shapes
@@ -100,7 +106,7 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
         root=root,
         of=of,
         joined=frozenset(first for first, _ in graph.tied if chunk.first and chunk.last),
-        last_stays=reshards and policy == "default" and keeps_last,
+        last_stays=again and policy == "default" and keeps_last,
         loss_in_root=job.stack in _LOSS_IN_ROOT,
     )
 

@@ -31,7 +31,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         recompute=job.recompute,
         early_stop=False,
         reentrant=True,
-        group=_recompute_group(job),
+        group=recompute_group(job),
     )
     rule = GradRule(mode="fused" if fused else "add")
     kept = states(job, rank)
@@ -53,7 +53,8 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     )
 
 
-def _recompute_group(job: Job) -> int:
+def recompute_group(job: Job) -> int:
+    """Layers under one checkpoint."""
     if job.engine.options.get("recompute_method") == "uniform":
         layers = job.engine.options.get("recompute_num_layers", 1)
         return layers if isinstance(layers, int) else 1
@@ -86,15 +87,7 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
             programs[kind, index] = forward(index) if kind == "F" else backward(index)
         return programs[kind, index]
 
-    group = job.engine.options.get("microbatch_group_size_per_virtual_pipeline_stage")
-    passes = scheduled(
-        job.layout,
-        rank.index,
-        job.data.grad_accum,
-        lambda index: cached("F", index),
-        lambda index: cached("B", index),
-        group_size=group if isinstance(group, int) else None,
-    )
+    passes = scheduled(job, rank.index, lambda index: cached("F", index), lambda index: cached("B", index))
     if not rank.first and job.layout.vpp == 1 and job.data.grad_accum > 1:
         # schedules.py names the gradient that it sent until the next backward has made its own
         held = boundary_grad(stream.bytes)
