@@ -9,10 +9,12 @@ from tests.trace.helpers import language_model
 
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import Unsupported
+from ullage.job.job import Recompute
 from ullage.job.read import read_job
 from ullage.memory.ledger import by_category
 from ullage.memory.program import locate_peak
-from ullage.trace.graph import graph_of
+from ullage.trace.cut import layer_modules
+from ullage.trace.graph import graph_of, told_apart
 from ullage.trace.run import trace
 
 OUTSIDE = ("input", "workspace", "buffers")
@@ -125,6 +127,21 @@ def test_tensor_parallelism_needs_a_placement_table() -> None:
     graph = graph_of(trace(factories.convolutional, ops=True))
     with pytest.raises(Unsupported, match="placement table"):
         estimated(graph, cluster="2xH100-SXM-80GB", engine={"name": "fsdp2"}, layout={"tp": 2})
+
+
+def test_a_lone_sequential_is_no_layer_and_its_children_are() -> None:
+    """As examples/convnet.py: convolution, a Sequential of composed blocks, pooling, a linear layer."""
+    names = {"": "Sequential", "0": "Conv2d", "1": "Sequential", "2": "Linear"}
+    blocks = {f"1.{block}": "Sequential" for block in range(3)} | {f"1.{block}.0": "Conv2d" for block in range(3)}
+    assert layer_modules(tuple((names | blocks).items())) == {"1.0", "1.1", "1.2"}
+
+
+def test_recompute_of_a_module_without_layers_is_told() -> None:
+    graph = graph_of(trace(factories.mlp, ops=True))
+    job = read_job({"model": "llama-3.2-1b", "cluster": "1xH100-SXM-80GB", "recompute": "full"})
+    assert graph.layers == 0
+    assert "nothing is recomputed" in told_apart(job, graph).warnings[-1]
+    assert told_apart(replace(job, recompute=Recompute()), graph).warnings == job.warnings
 
 
 def test_a_step_without_a_backward() -> None:

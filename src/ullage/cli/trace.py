@@ -109,7 +109,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _estimate(arguments: argparse.Namespace) -> int:
     """The account of a traced module under a job's engine, layout and recipe."""
     from ullage.api import as_dict, estimate
-    from ullage.trace.graph import graph_of, job_of
+    from ullage.trace.graph import graph_of, job_of, told_apart
     from ullage.trace.run import factory_named, trace
 
     _refuse_flags(arguments)
@@ -117,7 +117,8 @@ def _estimate(arguments: argparse.Namespace) -> int:
     found = trace(
         factory_named(arguments.job), name=arguments.job, steps=arguments.steps, like=arguments.like, ops=True
     )
-    answer = estimate(job, graph_of(found))
+    graph = graph_of(found)
+    answer = estimate(told_apart(job, graph), graph)
     if arguments.json:
         from ullage.report.json import dumps
 

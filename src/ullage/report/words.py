@@ -66,11 +66,13 @@ def settings(job: Job) -> list[str]:
     stage = f" zero {job.engine.zero_stage}" if job.engine.name in ("deepspeed", "megatron", "fsdp1", "fsdp2") else ""
     version = f" {job.stack_version}" if job.stack_version else ""
     degrees = [(name, getattr(layout, name)) for name in ("dp", "tp", "cp", "pp", "vpp", "ep")]
+    batch = [f"seq {data.seq_len}", f"micro-batch {data.micro_batch} x {data.grad_accum}"]
+    if job.stack == "traced":  # whose factory runs a batch of its own
+        batch = [f"its own batch x {data.grad_accum}"]
     return [
         f"engine {job.engine.name}{stage}",
         f"{job.stack}{version} layers",
-        f"seq {data.seq_len}",
-        f"micro-batch {data.micro_batch} x {data.grad_accum}",
+        *batch,
         " ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "one GPU",
         f"recompute {job.recompute.kind}",
     ]

@@ -1,10 +1,11 @@
 """Where a traced model is cut into blocks: before the first layer, each layer, what runs between two of them, after the last one.
 
-A layer is a child of a ModuleList, or of a Sequential whose children have parts of their own; of nested ones the outermost.
+A layer is a child of a ModuleList, or one of several children of a Sequential that have parts of their own; of nested ones the outermost.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -47,13 +48,14 @@ def layer_modules(modules: Sequence[tuple[str, str]]) -> frozenset[str]:
     """The names of the outermost layers."""
     classes = dict(modules)
     parents = {name.rpartition(".")[0] for name in classes}
+    composed = Counter(name.rpartition(".")[0] for name in parents if name)
     found: set[str] = set()
     for name in sorted(classes, key=lambda one: one.count(".")):
         parent, _, index = name.rpartition(".")
         if not index.isdigit() or any(name.startswith(f"{layer}.") for layer in found):
             continue
         kind = classes.get(parent, "")
-        if kind == "ModuleList" or (kind == "Sequential" and name in parents):
+        if kind == "ModuleList" or (kind == "Sequential" and name in parents and composed[parent] > 1):
             found.add(name)
     return frozenset(found)
 

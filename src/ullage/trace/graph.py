@@ -51,6 +51,17 @@ def job_of(source: str | Path, name: str) -> Job:
     return replace(job, model=model, stack="traced", stack_version=None)
 
 
+def told_apart(job: Job, graph: Graph) -> Job:
+    """The job with a warning where a module's layers were asked for and it has none."""
+    if graph.layers or job.recompute.kind == "none":
+        return job
+    said = (
+        f"recompute = {job.recompute.kind}: no layers were found in the module, so nothing is recomputed; "
+        "a ModuleList, or a Sequential of composed children, is told apart"
+    )
+    return replace(job, warnings=(*job.warnings, said))
+
+
 def _joined(tape: Tape, cuts: list[Part]) -> list[Part]:
     """Joins what runs between two layers, and makes nothing, to the layer before."""
     found: list[Part] = []
