@@ -6,7 +6,8 @@ from ullage.engines.base import context_of
 from ullage.job.read import read_job
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
-from ullage.timing.work import Matmul, block_work
+from ullage.timing.ops import block_work
+from ullage.timing.work import Matmul
 
 BASE = {
     "model": "llama-3.1-8b",

@@ -13,7 +13,8 @@ from ullage.kernels.step import Context
 from ullage.memory.chunk import CHECKPOINT, SELECTIVE
 from ullage.model.graph import Block
 from ullage.timing.machine import attention_s, matmul_s, sent_s, traffic_s
-from ullage.timing.work import OpWork, Pass, block_work
+from ullage.timing.ops import block_work
+from ullage.timing.work import OpWork, Pass
 
 COMPUTE, MEMORY = "matmul", "memory"
 ATTENTION = "attention"

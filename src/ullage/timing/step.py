@@ -20,16 +20,15 @@ from ullage.frozen import frozen
 from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
-from ullage.memory.chunk import Element, Replayer
+from ullage.memory.chunk import Element, Replayer, stream_bytes
 from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
-from ullage.model.graph import Block, Graph
+from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action, finish_times
 from ullage.timing.blocks import BlockTime, Parts, Place, added, block_time
 from ullage.timing.machine import axis_group, bandwidth_bytes_per_s, exchange_s, peak_flops_per_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.work import stream_bytes
 
 SHARDED = ("fsdp1", "fsdp2")
 
@@ -87,7 +86,7 @@ def _send_s(job: Job, context: Context) -> float:
     if job.layout.pp == 1:
         return 0.0
     joined = axis_group(job.cluster, job.layout, "pp")
-    return exchange_s(job.cluster, joined, "send", stream_bytes(context))
+    return exchange_s(job.cluster, joined, "send", stream_bytes(Tensor(name="stream", dims=STREAM), context))
 
 
 @frozen

@@ -1,0 +1,77 @@
+"""What an op sends to other ranks: tensor, context and vocabulary parallelism, each by its paper."""
+
+from __future__ import annotations
+
+from ullage import dtypes
+from ullage.hardware.curve import Kind
+from ullage.kernels.step import Context
+from ullage.model.graph import BATCH, SEQ, Op
+from ullage.timing.work import Exchange, OpWork, Pass
+
+
+def tensor_parallel(
+    op: Op, width: int, rows: int, context: Context
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """What a column- or row-parallel linear sends (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+    width: features of the tensor that is whole on every rank. Gathered inputs and scattered input gradients of a column-parallel
+    backward run beside its own matmuls (Megatron-Core tensor_parallel/layers.py, asynchronous handles).
+    """
+    parallel = op.attrs.get("parallel")
+    if context.tp == 1 or parallel not in ("column", "row"):
+        return (), ()
+    whole = dtypes.size_bytes(rows * width, context.compute)
+
+    def exchange(kind: Kind, behind: str = "") -> Exchange:
+        return Exchange(kind=kind, axis="tp", payload_bytes=whole, behind=behind)
+
+    overlapped = context.stack == "megatron"
+    if parallel == "column":
+        if context.sp:
+            gather = exchange("all_gather", "dgrad" if overlapped else "")
+            scatter = exchange("reduce_scatter", "wgrad" if overlapped else "")
+            return (exchange("all_gather"),), (gather, scatter)
+        return (), (exchange("all_reduce", "wgrad" if overlapped else ""),)
+    if context.sp:
+        return (exchange("reduce_scatter"),), (exchange("all_gather"),)
+    return (exchange("all_reduce"),), ()
+
+
+def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """Keys and values around a ring, gathered, or heads traded for sequence (Ulysses, arXiv 2309.14509)."""
+    if context.cp == 1:
+        return (), ()
+    tokens: tuple[str, ...] = (BATCH, SEQ)
+    q = context.buffer("q", (*tokens, "heads", "head_dim")).bytes
+    k = context.buffer("k", (*tokens, "kv_heads", "head_dim")).bytes
+    v = context.buffer("v", (*tokens, "kv_heads", "v_head_dim")).bytes
+    out = context.buffer("out", (*tokens, "heads", "v_head_dim")).bytes
+    if context.cp_kind == "ulysses":
+        each = tuple(Exchange(kind="all_to_all", axis="cp", payload_bytes=size) for size in (q, k, v, out))
+        return each, each
+    whole = (k + v) * context.cp
+    if context.cp_kind == "allgather":
+        gather = Exchange(kind="all_gather", axis="cp", payload_bytes=whole)
+        return (gather,), (gather, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole))
+    ring = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind="attention")
+    return (ring,), (ring, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole, behind="attention"))
+
+
+def vocabulary_parallel(op: Op, context: Context) -> OpWork:
+    """Each rank looks up its part of the vocabulary; the results are added up (Megatron-Core VocabParallelEmbedding)."""
+    whole = context.buffer("embedding", (BATCH, SEQ, "hidden")).bytes
+    sent = Exchange(kind="reduce_scatter" if context.sp else "all_reduce", axis="tp", payload_bytes=whole)
+    returned = (Exchange(kind="all_gather", axis="tp", payload_bytes=whole),) if context.sp else ()
+    return OpWork(
+        name=f"{op.name} exchange",
+        module=op.module,
+        forward=Pass(exchanges=(sent,)),
+        backward=Pass(exchanges=returned),
+    )
+
+
+def split_loss(op: Op, context: Context) -> OpWork:
+    """Row maxima, the target's logit and row sums, one fp32 a token each (Megatron-Core tensor_parallel/cross_entropy.py)."""
+    row = context.buffer("row", (BATCH, SEQ), "fp32").bytes
+    sent = tuple(Exchange(kind="all_reduce", axis="tp", payload_bytes=row) for _ in range(3))
+    return OpWork(name=f"{op.name} exchange", module=op.module, forward=Pass(exchanges=sent), backward=Pass())

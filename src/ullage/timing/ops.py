@@ -1,0 +1,146 @@
+"""The work of a block's ops: matmuls and attention from their bound dimensions, the rest from the steps that the stack lowers them to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+
+from ullage.kernels import stacks
+from ullage.kernels.step import Context
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor
+from ullage.timing.exchanges import context_parallel, split_loss, tensor_parallel, vocabulary_parallel
+from ullage.timing.traffic import bound_by_memory
+from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass
+
+LINEAR = ("linear", "router", "shared_gate")
+
+
+@lru_cache(maxsize=1024)
+def block_work(block: Block, context: Context) -> tuple[OpWork, ...]:
+    """Everything that a block does for one micro-batch, in order."""
+    steps = stacks.lower(block, context)
+    fused = _fuses(context)
+    found = []
+    named = set()
+    for ops in _grouped(block.ops, fused):
+        work = _op_work(ops, context)
+        if work is not None:
+            found.append(work)
+        if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
+            named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
+    return (*found, *bound_by_memory(block, steps, frozenset(named), context))
+
+
+def _fuses(context: Context) -> bool:
+    """Whether neighbouring projections of one input are one matmul."""
+    return context.stack == "megatron"
+
+
+def _grouped(ops: tuple[Op, ...], fused: bool) -> Iterator[tuple[Op, ...]]:
+    def key(op: Op) -> object:
+        group = op.attrs.get("group")
+        return group if group and (fused or op.attrs.get("fused")) else op.name
+
+    for _, found in groupby(ops, key):
+        yield tuple(found)
+
+
+def _accumulates(context: Context) -> bool:
+    return context.stack == "megatron" and bool(context.option("gradient_accumulation_fusion", True))
+
+
+def _op_work(ops: tuple[Op, ...], context: Context) -> OpWork | None:
+    op = ops[0]
+    if op.kind in LINEAR:
+        return _linear(ops, context)
+    if op.kind == "grouped_linear":
+        return _experts(ops, context)
+    if op.kind == "attention":
+        return _attention(op, context)
+    if op.kind in ("dispatch", "combine") and context.ep > 1:
+        rows = context.tensor(Tensor(name="rows", dims=(ROUTED, "hidden"))).bytes
+        sent = Pass(exchanges=(Exchange(kind="all_to_all", axis="ep", payload_bytes=rows),))
+        return OpWork(name=f"{op.name} exchange", module=op.module, forward=sent, backward=sent)
+    if op.kind == "embedding" and context.tp > 1:
+        return vocabulary_parallel(op, context)
+    if op.kind == "loss" and context.tp > 1:
+        return split_loss(op, context)
+    return None
+
+
+def _dtype(op: Op, context: Context) -> str:
+    """Of a matmul: fp8 in the layers alone, the router in fp32."""
+    if op.kind == "router":
+        return "fp32" if context.stack == "megatron" else context.compute
+    eight_bit = context.fp8 and op.kind in ("linear", "grouped_linear") and not op.name.endswith("lm_head")
+    return "fp8" if eight_bit else context.compute
+
+
+def _linear(ops: tuple[Op, ...], context: Context) -> OpWork:
+    op = ops[0]
+    dims = [param.dims for op in ops for param in op.params if len(param.dims) > 1] or [("vocab", "hidden")]
+    inner = op.attrs.get("in", (dims[0][-1],))
+    assert isinstance(inner, tuple)
+    k = context.numel(inner)
+    n = sum(context.numel(shape) for shape in dims) // k
+    rows = context.numel((BATCH, SEQ if op.attrs.get("parallel") in ("column", "row") else SEQ_SP))
+    if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
+        rows = context.numel((BATCH,))  # a head of the first token alone
+    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(op, context))
+    here, back = tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context)
+    return OpWork(
+        name=op.name if len(ops) == 1 else str(op.attrs["group"]),
+        module=op.module,
+        forward=Pass(matmuls=(forward,), exchanges=here),
+        backward=Pass(matmuls=forward.transposes(accumulate=_accumulates(context)), exchanges=back),
+    )
+
+
+def _experts(ops: tuple[Op, ...], context: Context) -> OpWork:
+    """Every local expert's rows, at balanced routing: what all ranks of the group send here is what this rank sends."""
+    weight = next(param for param in ops[0].params if len(param.dims) > 2)
+    experts, _, k = (context.size(dim) for dim in weight.dims)
+    n = sum(context.size(param.dims[1]) for op in ops for param in op.params if len(param.dims) > 2)
+    rows = max(1, context.size(ROUTED) // experts)
+    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(ops[0], context), groups=experts)
+    return OpWork(
+        name=ops[0].name,
+        module=ops[0].module,
+        forward=Pass(matmuls=(forward,)),
+        backward=Pass(matmuls=forward.transposes(accumulate=_accumulates(context))),
+    )
+
+
+def _attention(op: Op, context: Context) -> OpWork:
+    queries = context.size(SEQ)
+    window = op.attrs.get("window")
+    whole = queries * context.cp
+    keys = min(whole, window) if isinstance(window, int) else whole
+    sent, back = context_parallel(context)
+    if context.attention in ("eager", "math"):
+        both = _unfused(queries, whole, context)
+        gradients = tuple(one for matmul in both for one in matmul.transposes(accumulate=False))
+        forward, backward = Pass(matmuls=both, exchanges=sent), Pass(matmuls=gradients, exchanges=back)
+    else:
+        core = Attention(
+            batch=context.size(BATCH),
+            heads=context.size("heads"),
+            head_dim=context.size("head_dim"),
+            v_head_dim=context.size("v_head_dim"),
+            queries=queries,
+            keys=keys,
+            causal=bool(op.attrs.get("causal")) and keys == whole,
+            dtype=context.compute,
+        )
+        forward, backward = Pass(attention=core, exchanges=sent), Pass(attention=core, exchanges=back)
+    return OpWork(name=op.name, module=op.module, forward=forward, backward=backward)
+
+
+def _unfused(queries: int, keys: int, context: Context) -> tuple[Matmul, Matmul]:
+    """Scores and their product with v, a matmul for each head; the softmax between them is traffic. A mask saves no FLOPs."""
+    groups = context.size(BATCH) * context.size("heads")
+    return (
+        Matmul(m=queries, n=keys, k=context.size("head_dim"), dtype=context.compute, groups=groups),
+        Matmul(m=queries, n=context.size("v_head_dim"), k=keys, dtype=context.compute, groups=groups),
+    )

@@ -1,0 +1,110 @@
+"""Kernels that memory bandwidth bounds: their bytes follow from the steps of a block, so that what a kernel fuses it does not move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ullage.calibration.memory import MemoryKind
+from ullage.kernels.step import Buffer, Context, Step
+from ullage.model.graph import Block
+from ullage.timing.work import OpWork, Pass, Traffic
+
+
+def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[OpWork]:
+    """Everything of a block that is no matmul, no fused attention and nothing on a wire. named: steps that are."""
+    sizes = _sizes(block, steps, context)
+    for step in _pointwise(steps, named, context):
+        yield _kernel(step, sizes)
+    yield from _views(steps, sizes)
+    yield from _accumulations(steps, sizes)
+
+
+def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
+    sizes = {block.input.name: context.buffer(block.input.name, block.input.dims, context.residual).bytes}
+    for step in steps:
+        for buffer in step.writes:
+            sizes[buffer.name] = buffer.bytes
+        for view, of in step.aliases:
+            if isinstance(view, Buffer):
+                sizes[view.name] = view.bytes
+            else:
+                sizes[view] = sizes.get(of, 0)
+    return sizes
+
+
+_SENT = ("all_to_all", "all_to_all_back", "exchange.")
+
+
+def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[Step]:
+    """Steps that are no matmul, no fused attention and nothing on a wire."""
+    fused = context.attention not in ("eager", "math")
+    for step in steps:
+        if step.name in named and (fused or step.name != "attention"):
+            continue
+        if step.op in ("matmul", "grouped_matmul", "all_to_all") or step.name.startswith(_SENT):
+            continue
+        if step.writes or step.saves:
+            yield step
+
+
+_KINDS: tuple[tuple[str, MemoryKind], ...] = (
+    ("norm", "norm"),
+    ("softmax", "softmax"),
+    ("probabilities", "softmax"),
+    ("loss", "cross_entropy"),
+    ("permute", "permute"),
+    ("sort", "permute"),
+)
+
+
+def _kind(step: Step) -> MemoryKind:
+    return next((kind for word, kind in _KINDS if word in step.name), "pointwise")
+
+
+def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
+    """Forward: reads what it takes, writes what it makes. Backward: reads what it saved and the gradient, writes the inputs'."""
+    kind = _kind(step)
+    read = sum(sizes.get(name, 0) for name in step.reads)
+    written = sum(buffer.bytes for buffer in step.writes)
+    made = step.writes[0].bytes if step.writes else 0
+    grads = [sizes.get(name, 0) for name in step.reads if name not in step.no_grad and name not in step.passes]
+    saved = sum(sizes.get(name, 0) for name in step.saves)
+    back = saved + made + sum(grads) if grads or step.weights else 0
+    return OpWork(
+        name=step.name,
+        module=step.module,
+        forward=Pass(traffic=(Traffic(bytes=read + written, kind=kind),)),
+        backward=Pass(traffic=(Traffic(bytes=back, kind=kind),) if back else ()),
+    )
+
+
+def _views(steps: tuple[Step, ...], sizes: dict[str, int]) -> list[OpWork]:
+    """The gradients of several views of one tensor are copied into one (a split's backward)."""
+    read = {name for step in steps for name in step.reads}
+    found = []
+    for step in steps:
+        used = [view.name if isinstance(view, Buffer) else view for view, _ in step.aliases]
+        if len(used) > 1 and not step.writes and read.intersection(used):
+            copied = 2 * sum(sizes.get(name, 0) for name in step.reads)
+            back = Pass(traffic=(Traffic(bytes=copied, kind="copy"),))
+            found.append(OpWork(name=step.name, module=step.module, forward=Pass(), backward=back))
+    return found
+
+
+def _accumulations(steps: tuple[Step, ...], sizes: dict[str, int]) -> list[OpWork]:
+    """A tensor that two steps read has two gradients, which autograd adds: two reads and a write."""
+    readers: dict[str, int] = {}
+    for step in steps:
+        for name in step.reads if step.writes or step.saves else ():
+            if name not in step.no_grad:
+                readers[name] = readers.get(name, 0) + 1
+    return [
+        OpWork(
+            name=f"sum of the gradients of {name}",
+            module="",
+            forward=Pass(),
+            backward=Pass(traffic=tuple(Traffic(bytes=3 * sizes.get(name, 0)) for _ in range(count - 1))),
+        )
+        for name, count in readers.items()
+        if count > 1 and sizes.get(name)
+    ]
