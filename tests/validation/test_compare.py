@@ -133,17 +133,33 @@ def test_json_is_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["records"][0].keys() == example["records"][0].keys()
     assert answer["summary"][0].keys() == example["summary"][0].keys()
     assert answer["verdicts"].keys() == example["verdicts"].keys()
-    assert all(row["measured"] > GIB for row in answer["records"] if row["quantity"] != "fits")
+    memory = [row for row in answer["records"] if row["quantity"] in ("allocated", "reserved", "device")]
+    assert memory
+    assert all(row["measured"] > GIB for row in memory)
 
 
 def test_a_person_reads_the_summary_and_each_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(DATA / "simumax.json"), str(DATA / "op_level.json")]) == 0
     short = capsys.readouterr().out
     assert "12 records: 12 estimated, 0 not supported" in short
-    assert "time is not predicted yet" in short
+    assert re.search(r"step_s +A +\d+ ", short)
     assert "op_level.json: 3 single operations" in short
     assert main(["validate", str(DATA / "simumax.json"), "--verbose"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > len(short.splitlines()) + 20
+
+
+def test_a_time_that_is_not_known_takes_no_memory_away(tmp_path: Path) -> None:
+    unknown = {**JOB, "cluster": {"device": {"memory": "80GiB"}, "gpus_per_node": 8}}
+    measured = {"allocated_gib": 1.0, "step_s": 1.0}
+    found = ullage.validate([write(tmp_path / "a.json", record("one", measured), record("two", measured, job=unknown))])
+    assert {(row.id, row.quantity) for row in found.rows if row.quantity != "fits"} == {
+        ("one", "allocated"),
+        ("one", "step_s"),
+        ("two", "allocated"),
+    }
+    (why,) = found.unsupported
+    assert why.id == "two"
+    assert "_per_s" in why.why
 
 
 def test_the_page_names_the_cause_of_each_miss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ullage.report.validation import UNSPECIFIED, cells, reasons
-from ullage.report.words import error, in_gib, plural
+from ullage.report.words import error, in_unit, plural
 from ullage.validation.causes import cause_of
+from ullage.validation.records import MEMORY
 
 if TYPE_CHECKING:
     from ullage.validation.causes import Cause
@@ -25,7 +26,17 @@ _METHOD = (
     "- error = predicted / measured - 1. *Inside interval*: the share of measurements between the low and the high estimate; inside",
     "  the allocator that is the interval of the device without what lies outside the allocator.",
 )
-_HEAD = ("quantity", "grade", "records", "median", "mean", "nine in ten within", "worst", "inside interval")
+_HEAD = (
+    "quantity",
+    "grade",
+    "records",
+    "median",
+    "mean",
+    "nine in ten within",
+    "worst",
+    "signed median",
+    "inside interval",
+)
 
 
 def accuracy_page(found: Validation, causes: Sequence[Cause] = ()) -> str:
@@ -72,7 +83,7 @@ def _with_sizes(found: Validation) -> Iterator[Summary]:
 
 def _misses(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
     missed = sorted(filter(_is_miss, found.rows), key=lambda row: (row.file, row.id, row.quantity))
-    graded = sum(row.grade == "A" and row.error_ratio is not None for row in found.rows)
+    graded = sum(row.quantity in MEMORY and row.grade == "A" and row.error_ratio is not None for row in found.rows)
     yield f"## Grade A records more than {100 * MISS:.0f} % off"
     yield ""
     yield f"{len(missed)} of {graded}. The source states everything that matters, so each has a cause."
@@ -81,8 +92,8 @@ def _misses(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
         (
             row.id,
             row.quantity,
-            in_gib(row.measured),
-            in_gib(row.predicted),
+            in_unit(row.quantity, row.measured),
+            in_unit(row.quantity, row.predicted),
             error(row.error_ratio or 0.0),
             cause_of(row.id, causes) or "unexplained",
         )
@@ -93,7 +104,7 @@ def _misses(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _is_miss(row: Row) -> bool:
-    return row.grade == "A" and row.error_ratio is not None and abs(row.error_ratio) > MISS
+    return row.quantity in MEMORY and row.grade == "A" and row.error_ratio is not None and abs(row.error_ratio) > MISS
 
 
 def _unsupported(found: Validation) -> Iterator[str]:
@@ -110,8 +121,6 @@ def _method(found: Validation) -> Iterator[str]:
     yield ""
     yield from _METHOD
     yield f"- {UNSPECIFIED}."
-    if found.with_time:
-        yield f"- {plural(found.with_time, 'record')} state a step's time too. Time is not predicted yet."
     for skipped in found.skipped:
         yield f"- Left out: {skipped}."
     yield "- `ullage validate PATH... --verbose` prints every record; [job.md](job.md) describes the format, for measurements of your own."

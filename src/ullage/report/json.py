@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ullage.errors import Unsupported
+from ullage.timing.step import step_time
+
 if TYPE_CHECKING:
     from ullage.engines.estimate import Estimate
     from ullage.formats.check import Check
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from ullage.validation.summary import Summary
 
 SCHEMA = 1
-NO_TIME = "time is not predicted yet: step_s, tokens_per_s_per_gpu and mfu are null"
 
 
 def dumps(answer: Mapping[str, object]) -> str:
@@ -36,6 +38,7 @@ def _value(value: object) -> str:
 def estimate(answer: Estimate) -> dict[str, object]:
     """``ullage estimate --json``."""
     peak = answer.peak
+    time, unknown = _time(answer)
     return {
         "schema": SCHEMA,
         "verdict": answer.verdict,
@@ -66,13 +69,28 @@ def estimate(answer: Estimate) -> dict[str, object]:
             {"what": what, "bytes": size, "provenance": provenance} for what, size, provenance in answer.outside
         ],
         "host_bytes": answer.host_bytes,
-        "time": {"step_s": None, "tokens_per_s_per_gpu": None, "mfu": None, "parts": {}},
+        "time": time,
         "parameters": answer.parameters,
         "trainable_parameters": answer.trainable_parameters,
         "flops_per_step": answer.flops_per_step,
         "defaults": list(answer.defaults),
-        "warnings": [*answer.warnings, NO_TIME],
+        "warnings": [*answer.warnings, *unknown],
     }
+
+
+def _time(answer: Estimate) -> tuple[dict[str, object], list[str]]:
+    """The step's time by part, and a warning where it is not known."""
+    try:
+        found = step_time(answer.job)
+    except Unsupported as error:
+        nothing: dict[str, object] = {"step_s": None, "tokens_per_s_per_gpu": None, "mfu": None, "parts": {}}
+        return nothing, [f"time is not predicted: {error}"]
+    return {
+        "step_s": found.step_s,
+        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
+        "mfu": found.mfu,
+        "parts": dict(found.parts),
+    }, []
 
 
 def ledger_line(line: Line) -> dict[str, object]:

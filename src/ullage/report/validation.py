@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.report.console import heading
-from ullage.report.words import error, in_gib, plural
+from ullage.report.words import error, in_unit, plural
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ def validation_report(found: Validation, *, verbose: bool = False) -> Iterator[R
     notes = list(found.skipped)
     if any(row.quantity == "unspecified" for row in found.rows):
         notes.append(UNSPECIFIED)
-    if found.with_time:
-        notes.append(
-            f"{plural(found.with_time, 'record')} with a step's time: time is not predicted yet and was left out"
-        )
     yield Text("")
     for note in notes:
         yield Text(f"- {note}", style="dim")
@@ -51,17 +47,20 @@ def _rows(rows: Sequence[Row]) -> Table:
     table = _table(("grade", "quantity", "measured>", "predicted>", "error>", "low>", "high>", "verdict", "record"))
     for row in rows:
         if row.quantity != "fits":
-            style = "" if row.covered else "yellow"
+            style = "" if row.covered or row.low is None else "yellow"
             ratio = Text(error(row.error_ratio or 0.0), style=style)
-            sizes = (in_gib(row.measured), in_gib(row.predicted), ratio, in_gib(row.low or 0), in_gib(row.high or 0))
-            table.add_row(row.grade, row.quantity, *sizes, row.verdict, Text(row.id))
+            sizes = [in_unit(row.quantity, value) for value in (row.measured, row.predicted)]
+            bracket = ["" if bound is None else in_unit(row.quantity, bound) for bound in (row.low, row.high)]
+            table.add_row(row.grade, row.quantity, *sizes, ratio, *bracket, row.verdict, Text(row.id))
         elif not row.fits:
             table.add_row(row.grade, "fits", "no", "", "", "", "", row.verdict, Text(row.id))
     return table
 
 
 def _summary(found: Validation) -> Table:
-    table = _table(("quantity", "grade", "records>", "median>", "mean>", "nine in ten within>", "worst>", "inside>"))
+    table = _table(
+        ("quantity", "grade", "records>", "median>", "mean>", "nine in ten within>", "worst>", "signed>", "inside>")
+    )
     for one in found.summary:
         table.add_row(*cells(one))
         if one.quantity == "allocated":
@@ -72,7 +71,7 @@ def _summary(found: Validation) -> Table:
 
 
 def cells(one: Summary) -> tuple[str, ...]:
-    """A summary as a row: quantity, grade, records, median, mean, p90, worst, share inside the interval."""
+    """A summary as a row: quantity, grade, records, median, mean, p90, worst, signed median, share inside the interval."""
     name = one.quantity
     if one.least_bytes:
         name += f", {format_bytes(one.least_bytes)} and more"
@@ -84,7 +83,8 @@ def cells(one: Summary) -> tuple[str, ...]:
         one.grade,
         str(one.records),
         *(f"{100 * ratio:.1f} %" for ratio in ratios),
-        f"{100 * one.covered:.0f} %",
+        f"{100 * one.signed_median:+.1f} %",
+        "" if one.covered is None else f"{100 * one.covered:.0f} %",
     )
 
 

@@ -21,6 +21,13 @@ def in_gib(n_bytes: float) -> str:
     return "<0.01 GiB" if 0 < size < 0.005 else f"{size:,.2f} GiB"
 
 
+def in_unit(quantity: str, value: float) -> str:
+    """A measured or predicted value of a truth record's quantity: memory in GiB, times as they are."""
+    if quantity == "step_s":
+        return f"{value:,.3f} s"
+    return f"{value:,.0f} tok/s" if quantity == "tokens_per_s_per_gpu" else in_gib(value)
+
+
 def share(part: float, whole: float) -> str:
     """A percentage; what is there but rounds to nothing is said to be."""
     if not whole:

@@ -17,8 +17,9 @@ from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
 from ullage.model.build import graph
+from ullage.timing.step import step_time
 from ullage.validation import summary
-from ullage.validation.records import Record, Records, Rejected, rejected_for
+from ullage.validation.records import PREDICTED_TIME, Record, Records, Rejected, rejected_for
 from ullage.validation.summary import Summary
 
 VERDICTS = ("fits", "tight", "oom")
@@ -28,7 +29,7 @@ _AS_NUMBER = {"fits": 1.0, "tight": 0.5, "oom": 0.0}
 
 @frozen
 class Row:
-    """One quantity of one record. Memory in bytes; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
+    """One quantity of one record. Memory in bytes, times in seconds; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
 
     error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity.
     """
@@ -56,13 +57,12 @@ class Row:
 class Validation:
     """What ``ullage validate`` answers. rows: one for each quantity of each record that could be estimated.
 
-    with_time: records that state a step's time, which is not predicted yet. skipped: files that hold no jobs.
+    skipped: files that hold no jobs.
     """
 
     rows: tuple[Row, ...]
     unsupported: tuple[Rejected, ...]
     records: int
-    with_time: int = 0
     skipped: tuple[str, ...] = ()
 
     @cached_property
@@ -93,7 +93,8 @@ def compare(found: Records, progress: Callable[[int, int], None] | None = None) 
     rejected = list(found.rejected)
     for done, record in enumerate(found.records, start=1):
         try:
-            rows += _rows(record)
+            for row in _rows(record):
+                rows.append(row)  # one by one: a time that is not known takes no memory away
         except UllageError as error:
             rejected.append(rejected_for(error, record.id, record.file))
         except Exception as error:  # ours: one record's crash must not hide all others
@@ -105,7 +106,6 @@ def compare(found: Records, progress: Callable[[int, int], None] | None = None) 
         rows=tuple(rows),
         unsupported=tuple(rejected),
         records=len(found.records) + len(found.rejected),
-        with_time=sum(bool(record.time) for record in found.records),
         skipped=found.skipped,
     )
 
@@ -122,11 +122,12 @@ def _bug(error: Exception) -> str:
     return f"{BUG}: {type(error).__name__}: {text}{where}"
 
 
-def _rows(record: Record) -> list[Row]:
+def _rows(record: Record) -> Iterator[Row]:
     job = read_job(record.job)
     answer = estimate(job)
-    rows = [
-        _row(
+    for quantity, measured in record.memory.items():
+        predicted = _predicted(job, answer, quantity, record.rank)
+        yield _row(
             record,
             answer,
             quantity,
@@ -137,13 +138,20 @@ def _rows(record: Record) -> list[Row]:
             high=predicted.high,
             stage=predicted.stage,
         )
-        for quantity, measured in record.memory.items()
-        for predicted in (_predicted(job, answer, quantity, record.rank),)
-    ]
     if record.fits is not None:
-        truth, verdict = float(record.fits), _AS_NUMBER[answer.verdict]
-        rows.append(_row(record, answer, "fits", measured=truth, predicted=verdict))
-    return rows
+        yield _row(record, answer, "fits", measured=float(record.fits), predicted=_AS_NUMBER[answer.verdict])
+    yield from _time_rows(record, job, answer)
+
+
+def _time_rows(record: Record, job: Job, answer: Estimate) -> Iterator[Row]:
+    """The step's seconds, or where only they are stated its tokens a second: both are one measurement."""
+    quantity = next((name for name in PREDICTED_TIME if name in record.time), None)
+    if quantity is None:
+        return
+    found = step_time(job)
+    predicted = found.step_s if quantity == "step_s" else found.tokens_per_s_per_gpu
+    measured = record.time[quantity]
+    yield _row(record, answer, quantity, measured=measured, predicted=predicted, error_ratio=predicted / measured - 1)
 
 
 def _row(

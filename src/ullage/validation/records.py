@@ -19,6 +19,8 @@ LONGEST_FILE_BYTES = 256 * MIB
 GRADES = ("A", "B", "C")
 MEMORY = ("allocated", "reserved", "device", "unspecified")
 TIME = ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+PREDICTED_TIME = TIME[:2]
+QUANTITIES = (*MEMORY, *PREDICTED_TIME)
 
 _GIVE = "give a file or folder of records"
 _REQUIRED = ("id", "source", "grade", "job", "measured", "fits")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ullage.frozen import frozen
 from ullage.units import GIB
-from ullage.validation.records import GRADES, MEMORY
+from ullage.validation.records import GRADES, QUANTITIES
 
 if TYPE_CHECKING:
     from ullage.validation.compare import Row
@@ -20,7 +20,10 @@ SPLIT_BYTES = 4 * GIB
 
 @frozen
 class Summary:
-    """Absolute relative errors of one group of rows. covered: share whose measurement lies in low..high."""
+    """Absolute relative errors of one group of rows, and the median of the signed ones: is the prediction mostly early or late?
+
+    covered: share whose measurement lies in low..high; None where nothing was bracketed.
+    """
 
     quantity: str
     grade: str
@@ -29,7 +32,8 @@ class Summary:
     mean: float
     p90: float
     worst: float
-    covered: float
+    signed_median: float
+    covered: float | None
     least_bytes: int = 0
     below_bytes: int | None = None
     file: str = ""
@@ -37,7 +41,7 @@ class Summary:
 
 def by_quantity(rows: Iterable[Row]) -> tuple[Summary, ...]:
     """One Summary for each quantity and grade that has a row."""
-    return _grouped(rows, lambda row: (MEMORY.index(row.quantity), GRADES.index(row.grade)), _plain)
+    return _grouped(rows, lambda row: (QUANTITIES.index(row.quantity), GRADES.index(row.grade)), _plain)
 
 
 def by_size(rows: Iterable[Row]) -> tuple[Summary, ...]:
@@ -48,7 +52,7 @@ def by_size(rows: Iterable[Row]) -> tuple[Summary, ...]:
 
 def by_file(rows: Iterable[Row]) -> tuple[Summary, ...]:
     """One Summary for each file, quantity and grade."""
-    return _grouped(rows, lambda row: (row.file, MEMORY.index(row.quantity), GRADES.index(row.grade)), _filed)
+    return _grouped(rows, lambda row: (row.file, QUANTITIES.index(row.quantity), GRADES.index(row.grade)), _filed)
 
 
 Key = Callable[["Row"], tuple[object, ...]]
@@ -89,7 +93,8 @@ def _summary(rows: Sequence[Row], *, least_bytes: int = 0, below_bytes: int | No
         mean=statistics.fmean(errors),
         p90=errors[math.ceil(0.9 * len(errors)) - 1],
         worst=errors[-1],
-        covered=sum(row.covered for row in rows) / len(rows),
+        signed_median=statistics.median(row.error_ratio for row in rows if row.error_ratio is not None),
+        covered=sum(row.covered for row in rows) / len(rows) if any(row.low is not None for row in rows) else None,
         least_bytes=least_bytes,
         below_bytes=below_bytes,
         file=file,
