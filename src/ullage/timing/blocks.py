@@ -14,7 +14,7 @@ from ullage.memory.chunk import CHECKPOINT, SELECTIVE
 from ullage.model.graph import Block
 from ullage.timing.machine import attention_s, matmul_s, sent_s, traffic_s
 from ullage.timing.ops import block_work
-from ullage.timing.work import OpWork, Pass
+from ullage.timing.work import Exchange, OpWork, Pass
 
 COMPUTE, MEMORY = "matmul", "memory"
 ATTENTION = "attention"
@@ -67,21 +67,37 @@ class Place:
     attention: str
 
 
+@frozen
+class Sending:
+    """One exchange of a pass. sent_s: by itself. wait_s: what the rank waits for it, past the matmuls that it hides behind."""
+
+    exchange: Exchange
+    sent_s: float
+    wait_s: float
+
+
 @lru_cache(maxsize=16384)
 def block_time(block: Block, context: Context, place: Place, mode: str, recompute: Recompute) -> BlockTime:
     """mode: of memory/chunk.py."""
     work = block_work(block, context)
-    again = Parts()
-    if mode == CHECKPOINT:
-        again = added(_forward(one, place) for one in work)
-    elif mode == SELECTIVE:
-        modules = _recomputed_modules(block, context, recompute)
-        again = added(_forward(one, place) for one in work if one.module in modules)
     return BlockTime(
-        forward=added(_forward(one, place) for one in work),
-        backward=added(_backward(one, place) for one in work),
-        recompute=again,
+        forward=added(_seconds(one.forward, place, backward=False) for one in work),
+        backward=added(_seconds(one.backward, place, backward=True) for one in work),
+        recompute=added(
+            _seconds(one.forward, place, backward=False) for one in work_again(block, context, mode, recompute)
+        ),
     )
+
+
+def work_again(block: Block, context: Context, mode: str, recompute: Recompute) -> tuple[OpWork, ...]:
+    """What the backward runs again of a block in this mode."""
+    work = block_work(block, context)
+    if mode == CHECKPOINT:
+        return work
+    if mode == SELECTIVE:
+        modules = _recomputed_modules(block, context, recompute)
+        return tuple(one for one in work if one.module in modules)
+    return ()
 
 
 def _recomputed_modules(block: Block, context: Context, recompute: Recompute) -> frozenset[str]:
@@ -93,24 +109,34 @@ def _recomputed_modules(block: Block, context: Context, recompute: Recompute) ->
     )
 
 
-def _forward(work: OpWork, place: Place) -> Parts:
-    return _seconds(work.forward, place, backward=False)
-
-
-def _backward(work: OpWork, place: Place) -> Parts:
-    return _seconds(work.backward, place, backward=True)
+def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]:
+    """Each exchange of a pass, in order."""
+    if not work.exchanges:
+        return ()
+    cover = {"": 0.0, "attention": _attention_s(work, place, backward=backward)}
+    if backward and work.matmuls:
+        matmuls = _matmuls_s(work, place)
+        cover |= {"dgrad": sum(matmuls[0::2]), "wgrad": sum(matmuls[1::2])}
+    found = []
+    for one in work.exchanges:
+        alone = sent_s(place.cluster, place.layout, one)
+        found.append(Sending(exchange=one, sent_s=alone, wait_s=max(0.0, alone - cover.get(one.behind, 0.0))))
+    return tuple(found)
 
 
 def _seconds(work: Pass, place: Place, *, backward: bool) -> Parts:
-    device = place.cluster.device
-    matmuls = [matmul_s(device, one) for one in work.matmuls]
-    attention = attention_s(device, work.attention, place.attention, backward=backward) if work.attention else 0.0
-    memory = sum(traffic_s(device, one) for one in work.traffic)
-    cover = {"": 0.0, "attention": attention}
-    if backward and matmuls:
-        cover |= {"dgrad": sum(matmuls[0::2]), "wgrad": sum(matmuls[1::2])}
-    items = [(COMPUTE, sum(matmuls)), (ATTENTION, attention), (MEMORY, memory)]
-    for one in work.exchanges:
-        wait = max(0.0, sent_s(place.cluster, place.layout, one) - cover.get(one.behind, 0.0))
-        items.append((one.axis, wait))
+    memory = sum(traffic_s(place.cluster.device, one) for one in work.traffic)
+    attention = _attention_s(work, place, backward=backward)
+    items = [(COMPUTE, sum(_matmuls_s(work, place))), (ATTENTION, attention), (MEMORY, memory)]
+    items += [(one.exchange.axis, one.wait_s) for one in sendings(work, place, backward=backward)]
     return added([Parts(items=tuple(item for item in items if item[1]))])
+
+
+def _matmuls_s(work: Pass, place: Place) -> list[float]:
+    return [matmul_s(place.cluster.device, one) for one in work.matmuls]
+
+
+def _attention_s(work: Pass, place: Place, *, backward: bool) -> float:
+    if work.attention is None:
+        return 0.0
+    return attention_s(place.cluster.device, work.attention, place.attention, backward=backward)

@@ -8,13 +8,14 @@ from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
 from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency
 from ullage.calibration.memory import kernel_start_s, memory_efficiency
-from ullage.comm.cost import seconds as transfer_s
+from ullage.comm.cost import Cost
+from ullage.comm.cost import seconds as transfer
 from ullage.comm.group import Group
 from ullage.comm.group import axis_group as joined
+from ullage.engines.fsdp2.shapes import shard_count
 from ullage.errors import Unsupported
 from ullage.hardware.cluster import Cluster, Device
-from ullage.hardware.curve import Kind
-from ullage.job.job import Layout
+from ullage.job.job import Job, Layout
 from ullage.timing.work import Attention, Exchange, Matmul, Traffic
 
 BACKWARD_OF_ATTENTION = 2.5
@@ -73,7 +74,7 @@ def traffic_s(device: Device, work: Traffic) -> float:
 def axis_group(cluster: Cluster, layout: Layout, axis: str, shard: int = 1) -> Group:
     """The ranks that an axis joins: tensor parallelism is the innermost, then context, data and pipeline parallelism.
 
-    shard: ranks of a shard group ("shard"), and how many there are of it ("replica").
+    shard: ranks of a shard group ("shard"); "replica": how many there are of it. "expert_...": of experts' parameters.
     """
     inner = layout.tp * layout.cp
     strides = {
@@ -85,15 +86,24 @@ def axis_group(cluster: Cluster, layout: Layout, axis: str, shard: int = 1) -> G
         "pp": (inner * layout.dp, layout.pp),
         "shard": (layout.tp, shard),
         "replica": (layout.tp * shard, max(1, layout.dp * layout.cp // shard)),
+        "expert_shard": (max(1, layout.ep * layout.etp), shard),
+        "expert_replica": (max(1, layout.ep * layout.etp) * shard, max(1, layout.expert_dp // shard)),
     }
     stride, size = strides[axis]
     return joined(cluster, stride, size)
 
 
-@lru_cache(maxsize=65536)
-def exchange_s(cluster: Cluster, group: Group, kind: Kind, payload_bytes: int) -> float:
-    return transfer_s(kind, payload_bytes, group, curve(cluster)).seconds
+def exchange_group(job: Job, axis: str) -> Group:
+    """The ranks that an exchange of a job joins."""
+    shard = shard_count(job, expert=axis.startswith("expert"))
+    return axis_group(job.cluster, job.layout, axis, shard)
+
+
+def exchange_cost(job: Job, work: Exchange) -> Cost:
+    """Seconds of one exchange of a job by itself, and how it is done."""
+    return transfer(work.kind, work.payload_bytes, exchange_group(job, work.axis), curve(job.cluster))
 
 
 def sent_s(cluster: Cluster, layout: Layout, work: Exchange) -> float:
-    return exchange_s(cluster, axis_group(cluster, layout, work.axis), work.kind, work.payload_bytes)
+    """Seconds of an exchange over one of the layout's own axes."""
+    return transfer(work.kind, work.payload_bytes, axis_group(cluster, layout, work.axis), curve(cluster)).seconds

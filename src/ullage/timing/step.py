@@ -5,19 +5,19 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from ullage import dtypes
 from ullage.calibration.memory import memory_efficiency
 from ullage.engines.base import context_of, flag
-from ullage.engines.fsdp2.policy import reshards
+from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
 from ullage.engines.optimizer import MOMENTS
 from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen
-from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory.chunk import Element, Replayer, stream_bytes
@@ -26,11 +26,11 @@ from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
 from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action, finish_times
+from ullage.timing import states
 from ullage.timing.blocks import BlockTime, Parts, Place, added, block_time
-from ullage.timing.machine import axis_group, bandwidth_bytes_per_s, exchange_s, peak_flops_per_s
+from ullage.timing.machine import bandwidth_bytes_per_s, exchange_cost, peak_flops_per_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-
-SHARDED = ("fsdp1", "fsdp2")
+from ullage.timing.work import Exchange
 
 
 @frozen
@@ -61,15 +61,14 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     context = context_of(job, graph)
     ranks = ranks_of(job, graph)
-    stages = [_Stage(job, graph, context, rank) for rank in ranks]
+    stages = [Stage(job, graph, context, rank) for rank in ranks]
     plan = [actions_of(job, rank.index) for rank in ranks]
     ends = finish_times(plan, lambda rank, action: stages[rank].seconds(action), send_s=_send_s(job, context))
     totals = [mine[-1] + stage.outside.total_s for mine, stage in zip(ends, stages, strict=True)]
     slowest = max(range(len(stages)), key=totals.__getitem__)
     step_s = totals[slowest]
     stage = stages[slowest]
-    busy = stage.inside.times(job.data.grad_accum)
-    parts = dict(added((busy, stage.outside)).items)
+    parts = dict(added((stage.inside, stage.outside)).items)
     parts["bubble"] = step_s - sum(parts.values())
     tokens = job.data.seq_len * job.data.micro_batch * job.data.grad_accum * job.layout.dp
     world = job.layout.world
@@ -82,22 +81,33 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     )
 
 
-def _send_s(job: Job, context: Context) -> float:
+def sent_on(job: Job, context: Context) -> Exchange | None:
+    """What a pipeline stage hands to its neighbour, forward or backward; None without a pipeline."""
     if job.layout.pp == 1:
-        return 0.0
-    joined = axis_group(job.cluster, job.layout, "pp")
-    return exchange_s(job.cluster, joined, "send", stream_bytes(Tensor(name="stream", dims=STREAM), context))
+        return None
+    stream = stream_bytes(Tensor(name="stream", dims=STREAM), context)
+    return Exchange(kind="send", axis="pp", payload_bytes=stream)
+
+
+def _send_s(job: Job, context: Context) -> float:
+    sent = sent_on(job, context)
+    return 0.0 if sent is None else exchange_cost(job, sent).seconds
 
 
 @frozen
 class PassTime:
-    """Of one chunk of one rank, one micro-batch."""
+    """Of one chunk of one rank, one micro-batch. The first forward may gather what later ones find, the last backward reduce for all."""
 
+    first_forward_s: float
     forward_s: float
     backward_s: float
+    last_backward_s: float
+
+    def step_s(self, micro_batches: int) -> float:
+        return self.first_forward_s + self.last_backward_s + (micro_batches - 1) * (self.forward_s + self.backward_s)
 
 
-class _Stage:
+class Stage:
     """One pipeline rank: its chunks' times, and what it does once a step."""
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
@@ -111,7 +121,9 @@ class _Stage:
 
     def seconds(self, action: Action) -> float:
         time = self.times[action.chunk]
-        return time.forward_s if action.kind == "F" else time.backward_s
+        if action.kind == "F":
+            return time.forward_s if action.micro_batch else time.first_forward_s
+        return time.backward_s if action.micro_batch < self.job.data.grad_accum - 1 else time.last_backward_s
 
     # -- one micro-batch
 
@@ -124,71 +136,64 @@ class _Stage:
 
     def _chunk(self, at: int) -> PassTime:
         found = self._blocks(at)
-        forward = [Wrapped(compute_s=time.forward.total_s, gather_s=self._gather_s(one.block)) for one, time in found]
-        backward = [
-            Wrapped(
-                compute_s=time.backward_s,
-                gather_s=self._gather_s(one.block) if self._reshards else 0.0,
-                reduce_s=self._reduce_s(one.block),
+        again = states.gathered_again(self.job, self.graph, self.rank, at)
+
+        def forward(gathers: bool) -> float:
+            return forward_s(
+                [
+                    Wrapped(compute_s=time.forward.total_s, gather_s=self._gather_s(one.block) if gathers else 0.0)
+                    for one, time in found
+                ]
             )
-            for one, time in reversed(found)
-        ]
-        return PassTime(forward_s=forward_s(forward), backward_s=backward_s(backward))
+
+        def backward(reduces: bool) -> float:
+            return backward_s(
+                [
+                    Wrapped(
+                        compute_s=time.backward_s,
+                        gather_s=self._gather_s(one.block) if one.block.name in again else 0.0,
+                        reduce_s=self._reduce_s(one.block) if reduces else 0.0,
+                    )
+                    for one, time in reversed(found)
+                ]
+            )
+
+        resident = states.resident(self.job)
+        each = states.reductions(self.job) == self.job.data.grad_accum
+        first, last = forward(gathers=True), backward(reduces=not resident)
+        return PassTime(
+            first_forward_s=first,
+            forward_s=forward(gathers=False) if resident else first,
+            backward_s=last if each or resident else backward(reduces=False),
+            last_backward_s=last,
+        )
 
     def _parts(self, at: int) -> Parts:
-        found = self._blocks(at)
-        busy = added(part for _, time in found for part in (time.forward, time.backward))
-        again = sum(time.recompute.total_s for _, time in found)
-        waits = self.times[at].forward_s + self.times[at].backward_s - busy.total_s - again
+        """Of all micro-batches."""
+        found, micro_batches = self._blocks(at), self.job.data.grad_accum
+        busy = added(part for _, time in found for part in (time.forward, time.backward)).times(micro_batches)
+        again = micro_batches * sum(time.recompute.total_s for _, time in found)
+        waits = self.times[at].step_s(micro_batches) - busy.total_s - again
         return busy + Parts(items=(("recompute", again), ("shard", waits)))
 
     # -- sharded parameters
 
-    @property
-    def _sharded(self) -> bool:
-        """Whether parameters are gathered block by block."""
-        name, stage = self.job.engine.name, self.job.engine.zero_stage
-        return name in SHARDED or stage == 3
-
-    @property
-    def _reshards(self) -> bool:
-        return reshards(self.job) if self.job.engine.name in SHARDED else self._sharded
-
     def _gather_s(self, block: Block) -> float:
-        if not self._sharded:
-            return 0.0
-        return self._over_shards("all_gather", self._numel(block), self.context.compute)
+        return self._sent_s(states.gathers(self.job, self.graph, block))
 
     def _reduce_s(self, block: Block) -> float:
-        """Gradients are reduced in every micro-batch where they are sharded."""
-        if not self._sharded:
-            return 0.0
-        numel, dtype = self._numel(block), self.job.precision.reduce
-        found = self._over_shards("reduce_scatter", numel, dtype)
-        groups = self.job.layout.dp * self.job.layout.cp
-        shards = self._shards
-        if shards < groups:
-            joined = axis_group(self.job.cluster, self.job.layout, "replica", shards)
-            found += exchange_s(self.job.cluster, joined, "all_reduce", dtypes.size_bytes(-(-numel // shards), dtype))
-        return found
+        return self._sent_s(states.reduced(self.job, self.graph, block))
 
-    @property
-    def _shards(self) -> int:
-        return self.job.engine.shard_group or self.job.layout.dp * self.job.layout.cp
-
-    def _over_shards(self, kind: str, numel: int, dtype: str) -> float:
-        joined = axis_group(self.job.cluster, self.job.layout, "shard", self._shards)
-        return exchange_s(self.job.cluster, joined, kind, dtypes.size_bytes(numel, dtype))
-
-    def _numel(self, block: Block) -> int:
-        return sum(local_numel(self.graph, param, self.job.layout) for param in block.params if not param.buffer)
+    def _sent_s(self, found: Iterable[Exchange]) -> float:
+        return sum(exchange_cost(self.job, one).seconds for one in found)
 
     # -- once a step
 
     def _once(self) -> Parts:
-        items = [("optimizer", self._optimizer_s())]
-        if not self._sharded:
-            items.append(("dp", self._replicas_s()))
+        items = [("optimizer", self._optimizer_s()), ("dp", self._replicas_s())]
+        if states.resident(self.job):
+            blocks = (one.block for elements in self.elements for one in elements for _ in range(one.size))
+            items.append(("shard", sum(map(self._reduce_s, blocks))))
         return Parts(items=tuple(item for item in items if item[1]))
 
     def _replicas_s(self) -> float:
@@ -196,26 +201,12 @@ class _Stage:
         options = self.job.engine.options
         overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
         gathers = flag(options, "overlap_param_gather", False)
-        wait = 0.0
-        for expert in (False, True):
-            numel = self.rank.numel(expert=expert)
-            if not numel:
-                continue
-            reduce_s, gather_s = self._replica_exchanges(numel, expert)
-            last = min(self.times, key=lambda time: time.backward_s)
-            wait += max(0.0, reduce_s - last.backward_s) if overlaps else reduce_s
-            wait += max(0.0, gather_s - last.forward_s) if gathers else gather_s
-        return wait
-
-    def _replica_exchanges(self, numel: int, expert: bool) -> tuple[float, float]:
-        cluster, layout = self.job.cluster, self.job.layout
-        joined = axis_group(cluster, layout, "expert_dp" if expert else "dp")
-        gradients = dtypes.size_bytes(numel, self.job.precision.reduce)
-        if self.job.engine.zero_stage == 0 and self.job.engine.name != "zero1":
-            return exchange_s(cluster, joined, "all_reduce", gradients), 0.0
-        scattered = "all_reduce" if self.job.engine.name == "zero1" else "reduce_scatter"
-        params = dtypes.size_bytes(numel, self.job.precision.params)
-        return exchange_s(cluster, joined, scattered, gradients), exchange_s(cluster, joined, "all_gather", params)
+        last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
+        first = min(time.first_forward_s for time in self.times) if gathers else 0.0
+        reduce_s = [self._sent_s([one]) for one in states.replica_reductions(self.job, self.rank)]
+        gather_s = [self._sent_s([one]) for one in states.replica_gathers(self.job, self.rank)]
+        waits = states.reductions(self.job) * sum(max(0.0, one - last) for one in reduce_s)
+        return waits + sum(max(0.0, one - first) for one in gather_s)
 
     def _optimizer_s(self) -> float:
         """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
@@ -228,14 +219,8 @@ class _Stage:
         numel = 0.0
         for expert in (False, True):
             owners = self.job.layout.expert_dp if expert else self.job.layout.dp * self.job.layout.cp
-            shards = (
-                self._shards
-                if self._sharded
-                else owners
-                if self.job.engine.zero_stage or self.job.engine.name == "zero1"
-                else 1
-            )
-            numel += self.rank.numel(expert=expert) / min(shards, owners)
+            shards = shard_count(self.job, expert=expert) if states.is_sharded(self.job) else owners
+            numel += self.rank.numel(expert=expert) / (shards if self.job.engine.zero_stage else 1)
         master = dtypes.bits(precision.master or precision.params) / 8
         gradient = dtypes.bits(precision.grads) / 8
         state = (

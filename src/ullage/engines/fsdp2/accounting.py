@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines.base import Account, context_of
-from ullage.engines.fsdp2.policy import Units, units_of, unwrapped
+from ullage.engines.fsdp2.policy import Units, reduces_each, units_of, unwrapped
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
@@ -118,13 +118,6 @@ class _Step:
     def pipelined(self) -> bool:
         return self.job.layout.pp > 1
 
-    @property
-    def reduces_each(self) -> bool:
-        """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch."""
-        if self.pipelined:
-            return False
-        return self.job.stack not in ("transformers", "liger") or bool(self.job.engine.options.get("sync_each_batch"))
-
     def program(self) -> Node:
         passes = self._pipeline() if self.pipelined else self._micro_batches()
         return Sequence([passes, optimizer_step(self.job, self.rank, self.units), self._zero_grad()])
@@ -135,12 +128,13 @@ class _Step:
         count = self.job.data.grad_accum
         forward = self._forward(0, ShardedWrap(self.units[0]))
         nodes: list[Node] = []
+        each = reduces_each(self.job)
         for number, times in _spans(count):
             last = number + times == count
             sync = Sync(
-                reduces=self.reduces_each or last,
-                first=number == 0 or not self.reduces_each,
-                unsynced_before=number > 0 and not self.reduces_each,
+                reduces=each or last,
+                first=number == 0 or not each,
+                unsynced_before=number > 0 and not each,
             )
             backward = self._backward(0, ShardedWrap(self.units[0], sync))
             one = Sequence([Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))])

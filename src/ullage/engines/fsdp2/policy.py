@@ -79,6 +79,14 @@ def reshards(job: Job) -> bool:
     return policy == "always" or (policy == "default" and job.layout.pp == 1 and job.engine.zero_stage != 2)
 
 
+def reduces_each(job: Job) -> bool:
+    """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch; a pipeline
+    reduces when its last is done."""
+    if job.layout.pp > 1:
+        return False
+    return job.stack not in ("transformers", "liger") or bool(job.engine.options.get("sync_each_batch"))
+
+
 def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     """The units of one model chunk (each pipeline stage is wrapped by itself)."""
     policy, kept = resharding(job)
