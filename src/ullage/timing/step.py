@@ -5,7 +5,7 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ullage import dtypes
@@ -51,24 +51,42 @@ class StepTime:
         return dict(self.parts).get("bubble", 0.0) / self.step_s
 
 
-@lru_cache(maxsize=4096)
-def step_time(job: Job, graph: Graph | None = None) -> StepTime:
-    """Raises Unsupported where the device's peaks are not known, and for a traced module, whose ops have no named matrices."""
+@lru_cache(maxsize=64)
+def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
+    """Every pipeline rank of a job, timed."""
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
-    graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     context = context_of(job, graph)
-    ranks = ranks_of(job, graph)
-    stages = [Stage(job, graph, context, rank) for rank in ranks]
-    plan = [actions_of(job, rank.index) for rank in ranks]
-    ends = finish_times(plan, lambda rank, action: stages[rank].seconds(action), send_s=_send_s(job, context))
-    totals = [mine[-1] + stage.outside.total_s for mine, stage in zip(ends, stages, strict=True)]
-    slowest = max(range(len(stages)), key=totals.__getitem__)
+    return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
+
+
+@frozen
+class Order:
+    """What every rank does in one step, in order, and when each action ends, in seconds."""
+
+    actions: tuple[tuple[Action, ...], ...]
+    ends_s: tuple[tuple[float, ...], ...]
+
+
+def order(job: Job, found: tuple[Stage, ...]) -> Order:
+    """The schedule's own actions, simulated with each stage's own seconds."""
+    plan = tuple(actions_of(job, stage.rank.index) for stage in found)
+    ends = finish_times(plan, lambda rank, action: found[rank].seconds(action), send_s=_send_s(job, found[0].context))
+    return Order(actions=plan, ends_s=ends)
+
+
+@lru_cache(maxsize=4096)
+def step_time(job: Job, graph: Graph | None = None) -> StepTime:
+    """Raises Unsupported where the device's peaks are not known, and for a traced module, whose ops have no named matrices."""
+    graph = graph or build(job.model, mtp=job.engine.name == "megatron")
+    found = stages(job, graph)
+    ends = order(job, found).ends_s
+    totals = [mine[-1] + stage.outside.total_s for mine, stage in zip(ends, found, strict=True)]
+    slowest = max(range(len(found)), key=totals.__getitem__)
     step_s = totals[slowest]
-    stage = stages[slowest]
-    parts = dict(added((stage.inside, stage.outside)).items)
+    parts = dict(found[slowest].parts.items)
     parts["bubble"] = step_s - sum(parts.values())
     tokens = job.data.seq_len * job.data.micro_batch * job.data.grad_accum * job.layout.dp
     world = job.layout.world
@@ -118,6 +136,11 @@ class Stage:
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
         self.outside = self._once()
+
+    @property
+    def parts(self) -> Parts:
+        """Seconds of a step by part, but for the bubble."""
+        return added((self.inside, self.outside))
 
     def seconds(self, action: Action) -> float:
         time = self.times[action.chunk]
@@ -190,23 +213,29 @@ class Stage:
     # -- once a step
 
     def _once(self) -> Parts:
-        items = [("optimizer", self._optimizer_s()), ("dp", self._replicas_s())]
+        items = [
+            ("optimizer", self._optimizer_s()),
+            ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
+        ]
         if states.resident(self.job):
             blocks = (one.block for elements in self.elements for one in elements for _ in range(one.size))
             items.append(("shard", sum(map(self._reduce_s, blocks))))
         return Parts(items=tuple(item for item in items if item[1]))
 
-    def _replicas_s(self) -> float:
-        """Gradients reduced and, of sharded states, parameters gathered: what the last backward and the first forward do not hide."""
+    def replicas(self) -> Iterator[tuple[Exchange, int, float]]:
+        """(exchange, times a step, seconds that each is waited for): gradients reduced and, of sharded states, parameters gathered.
+
+        Where the engine overlaps them, the last backward and the first forward hide what they can.
+        """
         options = self.job.engine.options
         overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
         gathers = flag(options, "overlap_param_gather", False)
         last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
         first = min(time.first_forward_s for time in self.times) if gathers else 0.0
-        reduce_s = [self._sent_s([one]) for one in states.replica_reductions(self.job, self.rank)]
-        gather_s = [self._sent_s([one]) for one in states.replica_gathers(self.job, self.rank)]
-        waits = states.reductions(self.job) * sum(max(0.0, one - last) for one in reduce_s)
-        return waits + sum(max(0.0, one - first) for one in gather_s)
+        for one in states.replica_reductions(self.job, self.rank):
+            yield one, states.reductions(self.job), max(0.0, self._sent_s([one]) - last)
+        for one in states.replica_gathers(self.job, self.rank):
+            yield one, 1, max(0.0, self._sent_s([one]) - first)
 
     def _optimizer_s(self) -> float:
         """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
