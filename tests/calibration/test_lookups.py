@@ -78,6 +78,20 @@ def test_where_attention_comes_from() -> None:
     assert provenance("H100-SXM-80GB", "flash", 512) == "default"
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "seq", "heads", "backward", "share"),
+    [
+        (128, 4096, 64, False, 0.436), (128, 32768, 16, False, 0.583), (128, 131072, 16, False, 0.494),
+        (128, 131072, 16, True, 0.413), (192, 4096, 64, False, 0.443), (192, 32768, 64, True, 0.324),
+    ],
+)  # fmt: skip
+def test_attention_of_blackwell(head_dim: int, seq: int, heads: int, backward: bool, share: float) -> None:
+    """MooreThreads/SimuMax@4dcaae5 configs/system/b200_bf16_ceperm.json; it counts the whole square, so half its share."""
+    gpu = device("B200-SXM-180GB")
+    found = attention_efficiency(gpu, "flash", "bf16", head_dim, seq, True, backward, heads)
+    assert found.value == pytest.approx(share, rel=0.10)
+
+
 @pytest.mark.parametrize("name", devices())
 def test_memory_and_host(name: str) -> None:
     gpu = device(name)
