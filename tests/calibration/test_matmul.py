@@ -88,3 +88,23 @@ def test_a_device_of_nobody_answers() -> None:
     value = matmul_efficiency(Device(name="box", capacity_bytes=1 << 34), "bf16", 4096, 4096, 4096)
     assert 0 < value.value <= 1
     assert value.provenance == "default"
+
+
+@pytest.mark.parametrize(
+    ("groups", "m", "n", "k", "share"),
+    [(32, 1024, 4096, 7168, 0.457), (64, 512, 4096, 7168, 0.367), (64, 512, 7168, 2048, 0.427), (32, 1024, 7168, 2048, 0.384)],
+)  # fmt: skip
+def test_experts_on_streams(groups: int, m: int, n: int, k: int, share: float) -> None:
+    """SimuMax's B200, Transformer Engine's grouped linear forward (MooreThreads/SimuMax@4dcaae5, group_matmul)."""
+    gpu = device("B200-SXM-180GB")
+    on_streams = grouped_matmul_efficiency(gpu, "bf16", groups, m, n, k, streams=4).value
+    assert on_streams == pytest.approx(share, rel=0.3)
+    assert on_streams < grouped_matmul_efficiency(gpu, "bf16", groups, m, n, k).value
+
+
+def test_an_accumulating_matmul_of_few_rows_is_bound_by_memory() -> None:
+    """The gradient of an expert that saw 128 rows: nothing but its fp32 buffer, read and written, takes time."""
+    gpu = device("B200-SXM-180GB")
+    share = grouped_matmul_efficiency(gpu, "bf16", 256, 4096, 7168, 128, accumulate=True).value
+    seconds = 2 * 4096 * 7168 * 128 / (dict(gpu.flops_per_s)["bf16"] * share)
+    assert seconds >= 4096 * 7168 * 8 / gpu.memory_bytes_per_s

@@ -36,7 +36,8 @@ class _Terms:
     start_s: float
     split_s: float
     element_bytes: float
-    accumulate_bytes: float  # of an output element, as far as they are seen
+    accumulate_bytes: float  # of an output element
+    accumulate_exposed: float  # the share of them that tiles bound by compute do not hide
     provenance: Provenance
     source: str
 
@@ -56,13 +57,15 @@ def matmul_efficiency(
 
 @functools.lru_cache(maxsize=1 << 16)
 def grouped_matmul_efficiency(
-    device: Device, dtype: str, groups: int, m: int, n: int, k: int, accumulate: bool = False
+    device: Device, dtype: str, groups: int, m: int, n: int, k: int, accumulate: bool = False, streams: int = 0
 ) -> Value:
     """The same of ``groups`` equal matmuls in one grouped kernel: m rows per expert, or per expert's gradient.
 
     Tiles do not span groups, so few rows per expert waste them; waves do span groups. Equal groups: an imbalance is the caller's.
+    streams: kernels of one group each, as many at a time (Transformer Engine's multi-stream cuBLAS); 0: one kernel for all.
     """
-    return _efficiency(_terms(device, dtype), groups, m, n, k, accumulate)
+    together = min(streams, groups) or groups
+    return _efficiency(_terms(device, dtype), together, m, n, k, accumulate)
 
 
 def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: bool) -> Value:
@@ -71,9 +74,11 @@ def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: 
     compute_s = _tiled_s(terms, groups, m, n, k)
     moved = groups * (m * k + k * n) * terms.element_bytes + outputs * max(terms.element_bytes, 2.0)
     memory_s = moved / terms.memory_bytes_per_s
-    total_s: float = terms.start_s + (compute_s**_KNEE + memory_s**_KNEE) ** (1 / _KNEE)
+    kernel_s: float = (compute_s**_KNEE + memory_s**_KNEE) ** (1 / _KNEE)
     if accumulate:
-        total_s += outputs * terms.accumulate_bytes / terms.memory_bytes_per_s
+        added_s = outputs * terms.accumulate_bytes / terms.memory_bytes_per_s
+        kernel_s = max(kernel_s + added_s * terms.accumulate_exposed, memory_s + added_s)
+    total_s = terms.start_s + kernel_s
     return efficiency(2.0 * outputs * k / terms.flops_per_s / total_s, terms.provenance, terms.source)
 
 
@@ -132,7 +137,8 @@ def _terms(device: Device, dtype: str, short: bool = False) -> _Terms:
         start_s=row["start_s"],
         split_s=row["split_s"],
         element_bytes=bits(_STORED_AS.get(dtype, dtype)) / 8,
-        accumulate_bytes=data["accumulate"]["bytes_per_element"] * exposed.get(device.architecture, exposed["any"]),
+        accumulate_bytes=data["accumulate"]["bytes_per_element"],
+        accumulate_exposed=exposed.get(device.architecture, exposed["any"]),
         provenance=weaker(provenance, "measured"),
         source=source,
     )

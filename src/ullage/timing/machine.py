@@ -49,7 +49,9 @@ def bandwidth_bytes_per_s(device: Device) -> float:
 @lru_cache(maxsize=65536)
 def matmul_s(device: Device, work: Matmul) -> float:
     if work.groups > 1:
-        share = grouped_matmul_efficiency(device, work.dtype, work.groups, work.m, work.n, work.k, work.accumulate)
+        share = grouped_matmul_efficiency(
+            device, work.dtype, work.groups, work.m, work.n, work.k, work.accumulate, work.streams
+        )
     else:
         share = matmul_efficiency(device, work.dtype, work.m, work.n, work.k, work.accumulate)
     return work.flops / (peak_flops_per_s(device, work.dtype) * share.value)

@@ -15,6 +15,9 @@ from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass
 
 LINEAR = ("linear", "router", "shared_gate")
 
+EXPERT_STREAMS = 4
+"""Transformer Engine's grouped linear calls cuBLAS for each expert, on four streams in turn (common/gemm/cublaslt_gemm.cu)."""
+
 
 @lru_cache(maxsize=1024)
 def block_work(block: Block, context: Context) -> tuple[OpWork, ...]:
@@ -103,7 +106,8 @@ def _experts(ops: tuple[Op, ...], context: Context) -> OpWork:
     experts, _, k = (context.size(dim) for dim in weight.dims)
     n = sum(context.size(param.dims[1]) for op in ops for param in op.params if len(param.dims) > 2)
     rows = max(1, context.size(ROUTED) // experts)
-    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(ops[0], context), groups=experts)
+    streams = EXPERT_STREAMS if context.stack == "megatron" else 0
+    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(ops[0], context), groups=experts, streams=streams)
     return OpWork(
         name=ops[0].name,
         module=ops[0].module,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.calibration.memory import MemoryKind
 from ullage.frozen import frozen
 from ullage.hardware.curve import Kind
@@ -9,7 +11,7 @@ from ullage.hardware.curve import Kind
 
 @frozen
 class Matmul:
-    """[m, k] x [k, n], ``groups`` of them in one kernel (experts; m is then the rows of each).
+    """[m, k] x [k, n], ``groups`` of them (experts; m is then the rows of each), in one kernel or one each on ``streams`` streams.
 
     accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion).
     """
@@ -20,6 +22,7 @@ class Matmul:
     dtype: str
     groups: int = 1
     accumulate: bool = False
+    streams: int = 0
 
     @property
     def flops(self) -> int:
@@ -28,8 +31,8 @@ class Matmul:
     def transposes(self, *, accumulate: bool) -> tuple[Matmul, Matmul]:
         """The two of the backward: the input's gradient [m, n] x [n, k], and the weight's [n, m] x [m, k]."""
         return (
-            Matmul(m=self.m, n=self.k, k=self.n, dtype=self.dtype, groups=self.groups),
-            Matmul(m=self.n, n=self.k, k=self.m, dtype=self.dtype, groups=self.groups, accumulate=accumulate),
+            replace(self, n=self.k, k=self.n),
+            replace(self, m=self.n, n=self.k, k=self.m, accumulate=accumulate),
         )
 
 
