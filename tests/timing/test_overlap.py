@@ -1,5 +1,11 @@
 """Gathers and reductions beside computing, against what can be written down."""
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ullage.calibration.overlap import beside_s, contention
+from ullage.hardware.catalogue import device
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 
 
@@ -18,3 +24,35 @@ def test_nothing_to_gather() -> None:
     blocks = [Wrapped(compute_s=1.0)] * 3
     assert forward_s(blocks) == backward_s(blocks) == 3.0
     assert backward_s([]) == 0.0
+
+
+def test_a_busy_wire_slows_computing_down() -> None:
+    block = Wrapped(compute_s=2.0, hindered_s=2.0)  # half as fast
+    assert block.end(1.0, []) == 3.0
+    assert block.end(1.0, [(0.0, 2.0)]) == 3.5  # half a second's work in the first second
+    assert block.end(1.0, [(0.0, 9.0)]) == 5.0
+    assert block.end(1.0, [(1.5, 2.5), (4.0, 9.0)]) == 3.5
+
+
+def test_reductions_slow_down_the_block_after() -> None:
+    blocks = [Wrapped(compute_s=2.0, reduce_s=1.0, hindered_s=2.0)] * 2
+    assert backward_s(blocks) == 2.0 + 2.5 + 1.0
+
+
+@given(compute=st.floats(0.1, 10), gather=st.floats(0, 10), reduce=st.floats(0, 10), hindered=st.floats(0, 10))
+def test_contention_only_costs(compute: float, gather: float, reduce: float, hindered: float) -> None:
+    free = [Wrapped(compute_s=compute, gather_s=gather, reduce_s=reduce)] * 5
+    slowed = [Wrapped(compute_s=compute, gather_s=gather, reduce_s=reduce, hindered_s=hindered)] * 5
+    for seconds in (forward_s, backward_s):
+        assert seconds(free) <= seconds(slowed) * (1 + 1e-9)
+        assert seconds(slowed) <= seconds(free) + 5 * hindered + 1e-9
+
+
+@pytest.mark.parametrize(("matmul", "wire", "seconds"), [(4.0, 1.0, 5.0), (2.0, 2.0, 4.0), (1.0, 9.0, 9.0)])
+def test_displaced_blocks_of_a_persistent_matmul_make_a_second_wave(matmul: float, wire: float, seconds: float) -> None:
+    """As long as the wire is busy, twice the time (pytorch/pytorch#143988); a shorter collective delays by its own length."""
+    assert beside_s(contention(device("H100-SXM-80GB")), matmul, wire) == seconds
+
+
+def test_ampere_loses_the_sms_that_nccl_keeps() -> None:
+    assert beside_s(contention(device("A100-SXM-80GB")), 4.0, 1.0) == pytest.approx(4.0 + 16 / 108)

@@ -54,7 +54,9 @@ def test_recompute_costs_about_a_forward() -> None:
 
 def test_a_longer_sequence_takes_longer() -> None:
     short, long = timed(), timed(data={"seq_len": 8192, "micro_batch": 1})
-    assert long.step_s > 2 * short.step_s  # attention grows with the square
+    assert long.step_s > 1.8 * short.step_s  # gathers and what they take from matmuls stay as they are
+    busy = [sum(dict(one.parts)[part] for part in ("matmul", "attention", "memory")) for one in (short, long)]
+    assert busy[1] > 2 * busy[0]  # attention grows with the square
 
 
 def test_more_micro_batches_fill_the_pipeline() -> None:

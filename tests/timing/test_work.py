@@ -61,6 +61,18 @@ def test_a_layer_exchanges_what_the_paper_says() -> None:
     assert {one.payload_bytes for work in found for one in work.forward.exchanges} == {stream}
 
 
+def test_user_buffers_cut_what_is_sent_into_a_piece_for_each_rank() -> None:
+    options = {"name": "megatron", "options": {"tp_comm_overlap": True}}
+    job, graph, _ = works(layout={"tp": 8, "sp": True}, engine=options)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    found = block_work(layer, context_of(job, graph))
+    assert {(one.behind, one.pieces) for work in found for one in work.forward.exchanges} == {("forward", 8)}
+    backward = sorted((one.behind, one.pieces) for work in found for one in work.backward.exchanges)
+    assert backward == sorted(
+        [("dgrad", 8), ("dgrad", 1), ("wgrad", 1)] * 2
+    )  # a row-parallel one's gather, a column-parallel one in bulk
+
+
 def test_experts_run_the_rows_that_the_router_sends() -> None:
     job, _, found = works(model="mixtral-8x7b", layout={"dp": 8, "ep": 8})
     experts = next(work for work in found if work.name.startswith("experts"))

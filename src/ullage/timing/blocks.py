@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ullage.calibration.overlap import beside_s, contention
 from ullage.frozen import frozen
 from ullage.hardware.cluster import Cluster
 from ullage.job.job import Layout, Recompute
@@ -29,6 +30,9 @@ class Parts:
     @property
     def total_s(self) -> float:
         return sum(value for _, value in self.items)
+
+    def of(self, part: str) -> float:
+        return next((value for name, value in self.items if name == part), 0.0)
 
     def __add__(self, other: Parts) -> Parts:
         return added((self, other))
@@ -56,6 +60,10 @@ class BlockTime:
     @property
     def backward_s(self) -> float:
         return self.backward.total_s + self.recompute.total_s
+
+    @property
+    def backward_matmul_s(self) -> float:
+        return self.backward.of(COMPUTE) + self.recompute.of(COMPUTE)
 
 
 @frozen
@@ -113,14 +121,15 @@ def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]
     """Each exchange of a pass, in order."""
     if not work.exchanges:
         return ()
-    cover = {"": 0.0, "attention": _attention_s(work, place, backward=backward)}
-    if backward and work.matmuls:
-        matmuls = _matmuls_s(work, place)
+    matmuls = _matmuls_s(work, place)
+    cover = {"attention": _attention_s(work, place, backward=backward), "forward": sum(matmuls)}
+    if backward and matmuls:
         cover |= {"dgrad": sum(matmuls[0::2]), "wgrad": sum(matmuls[1::2])}
     found = []
     for one in work.exchanges:
         alone = sent_s(place.cluster, place.layout, one)
-        found.append(Sending(exchange=one, sent_s=alone, wait_s=max(0.0, alone - cover.get(one.behind, 0.0))))
+        wait_s = _wait_s(one, alone, cover.get(one.behind, 0.0), place)
+        found.append(Sending(exchange=one, sent_s=alone, wait_s=wait_s))
     return tuple(found)
 
 
@@ -140,3 +149,12 @@ def _attention_s(work: Pass, place: Place, *, backward: bool) -> float:
     if work.attention is None:
         return 0.0
     return attention_s(place.cluster.device, work.attention, place.attention, backward=backward)
+
+
+def _wait_s(exchange: Exchange, wire_s: float, cover_s: float, place: Place) -> float:
+    """What an exchange adds to the work that runs meanwhile: what is left to wait for, and what it takes from that work."""
+    if exchange.pieces > 1:  # the first piece is waited for; copy engines carry the others
+        return max(wire_s / exchange.pieces, wire_s - cover_s)
+    if exchange.behind in ("dgrad", "wgrad"):
+        return beside_s(contention(place.cluster.device), cover_s, wire_s) - cover_s
+    return max(0.0, wire_s - cover_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ullage import dtypes
 from ullage.hardware.curve import Kind
 from ullage.kernels.step import Context
@@ -15,17 +17,21 @@ def tensor_parallel(
     """What a column- or row-parallel linear sends (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
     width: features of the tensor that is whole on every rank. Gathered inputs and scattered input gradients of a column-parallel
-    backward run beside its own matmuls (Megatron-Core tensor_parallel/layers.py, asynchronous handles).
+    backward run beside its own matmuls (Megatron-Core tensor_parallel/layers.py, asynchronous handles). Under Transformer Engine's
+    user buffers (``tp_comm_overlap``) and torch's asynchronous tensor parallelism (``async_tp``) the others are cut into a piece for
+    each rank beside their own matmul too.
     """
     parallel = op.attrs.get("parallel")
     if context.tp == 1 or parallel not in ("column", "row"):
         return (), ()
     whole = dtypes.size_bytes(rows * width, context.compute)
 
-    def exchange(kind: Kind, behind: str = "") -> Exchange:
-        return Exchange(kind=kind, axis="tp", payload_bytes=whole, behind=behind)
+    def exchange(kind: Kind, behind: str = "", pieces: int = 1) -> Exchange:
+        return Exchange(kind=kind, axis="tp", payload_bytes=whole, behind=behind, pieces=pieces)
 
     overlapped = context.stack == "megatron"
+    if context.sp and (context.option("tp_comm_overlap") or context.option("async_tp")):
+        return _in_pieces(str(parallel), exchange, context.tp, bulk=overlapped)
     if parallel == "column":
         if context.sp:
             gather = exchange("all_gather", "dgrad" if overlapped else "")
@@ -35,6 +41,17 @@ def tensor_parallel(
     if context.sp:
         return (exchange("reduce_scatter"),), (exchange("all_gather"),)
     return (exchange("all_reduce"),), ()
+
+
+def _in_pieces(
+    parallel: str, exchange: Callable[..., Exchange], tp: int, *, bulk: bool
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """bulk: what a column-parallel backward sends has a matmul beside it that does not need it."""
+    if parallel == "column":
+        back = exchange("all_gather", "dgrad"), exchange("reduce_scatter", "wgrad")
+        pieces = exchange("all_gather", "wgrad", tp), exchange("reduce_scatter", "dgrad", tp)
+        return (exchange("all_gather", "forward", tp),), back if bulk else pieces
+    return (exchange("reduce_scatter", "forward", tp),), (exchange("all_gather", "dgrad", tp),)
 
 
 def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:

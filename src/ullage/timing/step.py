@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from ullage import dtypes
 from ullage.calibration.memory import memory_efficiency
+from ullage.calibration.overlap import contention
 from ullage.engines.base import context_of, flag
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
@@ -27,7 +28,7 @@ from ullage.model.count import flops_per_token
 from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action, finish_times
 from ullage.timing import states
-from ullage.timing.blocks import BlockTime, Parts, Place, added, block_time
+from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
 from ullage.timing.machine import bandwidth_bytes_per_s, exchange_cost, peak_flops_per_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.work import Exchange
@@ -160,11 +161,16 @@ class Stage:
     def _chunk(self, at: int) -> PassTime:
         found = self._blocks(at)
         again = states.gathered_again(self.job, self.graph, self.rank, at)
+        slower = contention(self.job.cluster.device).slowdown - 1.0
 
         def forward(gathers: bool) -> float:
             return forward_s(
                 [
-                    Wrapped(compute_s=time.forward.total_s, gather_s=self._gather_s(one.block) if gathers else 0.0)
+                    Wrapped(
+                        compute_s=time.forward.total_s,
+                        gather_s=self._gather_s(one.block) if gathers else 0.0,
+                        hindered_s=slower * time.forward.of(COMPUTE),
+                    )
                     for one, time in found
                 ]
             )
@@ -176,6 +182,7 @@ class Stage:
                         compute_s=time.backward_s,
                         gather_s=self._gather_s(one.block) if one.block.name in again else 0.0,
                         reduce_s=self._reduce_s(one.block) if reduces else 0.0,
+                        hindered_s=slower * time.backward_matmul_s,
                     )
                     for one, time in reversed(found)
                 ]

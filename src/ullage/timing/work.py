@@ -68,13 +68,15 @@ class Traffic:
 class Exchange:
     """A collective of ``payload_bytes`` over an axis of the layout, payload as comm/volume.py counts it.
 
-    behind: the matmul of the same op ("dgrad", "wgrad") that runs while it is on the wire; "" where the rank waits.
+    behind: the matmul of the same op ("forward", "dgrad", "wgrad"), or the attention, that runs while it is on the wire; "" where the
+    rank waits. pieces: it is cut into as many, each of which a part of that matmul waits for or makes.
     """
 
     kind: Kind
     axis: str
     payload_bytes: int
     behind: str = ""
+    pieces: int = 1
 
 
 @frozen

@@ -1,0 +1,42 @@
+"""What a matmul loses while a collective is on the wire. Rows: data/overlap.toml."""
+
+from __future__ import annotations
+
+import functools
+
+from ullage.calibration.store import table
+from ullage.frozen import frozen
+from ullage.hardware.cluster import Device
+
+
+@frozen
+class Contention:
+    """two_waves: matmuls are persistent kernels, whose displaced blocks run as a second wave. share: SMs that NCCL keeps, of all."""
+
+    two_waves: bool
+    share: float
+    source: str
+
+    @property
+    def slowdown(self) -> float:
+        """Of a matmul that runs beside a longer collective from its start to its end."""
+        return 2.0 if self.two_waves else 1.0 / (1.0 - self.share)
+
+
+@functools.cache
+def contention(device: Device) -> Contention:
+    data, sms = table("overlap"), table("matmul")["sms"]
+    two_waves = device.architecture in data["two_waves"]["architectures"]
+    share = data["sms"]["ring"] / sms["devices"].get(device.name, sms["any"])
+    source = data["two_waves" if two_waves else "sms"]["source"]
+    return Contention(two_waves=two_waves, share=share, source=source)
+
+
+def beside_s(contention: Contention, matmul_s: float, wire_s: float) -> float:
+    """Seconds until a matmul and a collective that start together are both through.
+
+    Two waves: the displaced blocks start when the collective or the first wave ends, and take as long as the whole matmul.
+    """
+    shared = min(matmul_s, wire_s)
+    lost = shared if contention.two_waves else shared * contention.share
+    return max(wire_s, matmul_s + lost)
