@@ -31,8 +31,26 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
             writes=(softmax, output),
             saves=(softmax.name,),
             scratch=(shifted,) if fused else (),
+            moves=_moved(FUSED if fused else NATIVE, context),
         ),
     ]
+
+
+NATIVE = (38, 14)
+"""Bytes through memory of one logit, forward and backward, of 16-bit logits: the fp32 copy (6), its maximum (4), subtraction (8),
+exponential (8), sum (4) and division (8); then the product with the loss's gradient (8) and the cast (6). Megatron-Core
+tensor_parallel/cross_entropy.py; MooreThreads/SimuMax@4dcaae5 test_ce_permute_efficiency.py counts the same."""
+FUSED = (26, 6)
+"""Compiled piece by piece (fusions/fused_cross_entropy.py): copy (6) and maximum (4); subtracted and exponentiated (8); sum and division
+(8); the gradient in one kernel."""
+TRANSFORMER_ENGINE = (6, 4)
+"""The row read twice and its gradient written; scaled in the backward (common/triton/cross_entropy.py)."""
+
+
+def _moved(per_logit: tuple[int, int], context: Context) -> tuple[int, int]:
+    logits = context.numel(LOGITS)
+    forward, backward = per_logit
+    return forward * logits, backward * logits
 
 
 def _transformer_engine(op: Op, context: Context) -> list[Step]:
@@ -43,4 +61,13 @@ def _transformer_engine(op: Op, context: Context) -> list[Step]:
     """
     (logits,) = op.inputs
     output = context.tensor(op.outputs[0], "loss")
-    return [Step(name=op.name, reads=(logits,), writes=(output,), saves=(logits,), reuses=(logits,))]
+    return [
+        Step(
+            name=op.name,
+            reads=(logits,),
+            writes=(output,),
+            saves=(logits,),
+            reuses=(logits,),
+            moves=_moved(TRANSFORMER_ENGINE, context),
+        )
+    ]

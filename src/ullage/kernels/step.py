@@ -83,6 +83,8 @@ class Step:
     op: what selective policies know the step by ("matmul", "attention", "all_to_all").
     borrows: tensors of blocks before that the block reads, here first. lends: of writes, those that later blocks read.
     sends: gradients that the backward makes for a block before. receives: gradients made by a later block, gone with this backward.
+    moves: bytes through memory, forward and backward, of a step of several kernels that work in place, which its reads and writes do
+    not tell.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Step:
     lends: tuple[Crossing, ...] = ()
     sends: tuple[Crossing, ...] = ()
     receives: tuple[Crossing, ...] = ()
+    moves: tuple[int, int] | None = None
 
     @property
     def made(self) -> tuple[str, ...]:

@@ -70,10 +70,11 @@ def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
     grads = [sizes.get(name, 0) for name in step.reads if name not in step.no_grad and name not in step.passes]
     saved = sum(sizes.get(name, 0) for name in step.saves)
     back = saved + made + sum(grads) if grads or step.weights else 0
+    forward, back = step.moves or (read + written, back)
     return OpWork(
         name=step.name,
         module=step.module,
-        forward=Pass(traffic=(Traffic(bytes=read + written, kind=kind),)),
+        forward=Pass(traffic=(Traffic(bytes=forward, kind=kind),)),
         backward=Pass(traffic=(Traffic(bytes=back, kind=kind),) if back else ()),
     )
 
