@@ -68,11 +68,16 @@ class BlockTime:
 
 @frozen
 class Place:
-    """Where a block runs: all that its time depends on beside the block and its context."""
+    """Where a block runs: all that its time depends on beside the block and its context.
+
+    asynchronous: tensor parallelism sends beside the matmuls of a backward. accumulates: those add into an fp32 buffer.
+    """
 
     cluster: Cluster
     layout: Layout
     attention: str
+    asynchronous: bool = True
+    accumulates: bool = True
 
 
 @frozen
@@ -87,7 +92,7 @@ class Sending:
 @lru_cache(maxsize=16384)
 def block_time(block: Block, context: Context, place: Place, mode: str, recompute: Recompute) -> BlockTime:
     """mode: of memory/chunk.py."""
-    work = block_work(block, context)
+    work = block_work(block, context, place.accumulates)
     return BlockTime(
         forward=added(_seconds(one.forward, place, backward=False) for one in work),
         backward=added(_seconds(one.backward, place, backward=True) for one in work),
@@ -155,6 +160,8 @@ def _wait_s(exchange: Exchange, wire_s: float, cover_s: float, place: Place) -> 
     """What an exchange adds to the work that runs meanwhile: what is left to wait for, and what it takes from that work."""
     if exchange.pieces > 1:  # the first piece is waited for; copy engines carry the others
         return max(wire_s / exchange.pieces, wire_s - cover_s)
+    if exchange.behind in ("dgrad", "wgrad") and not place.asynchronous:
+        return wire_s
     if exchange.behind in ("dgrad", "wgrad"):
         return beside_s(contention(place.cluster.device), cover_s, wire_s) - cover_s
     return max(0.0, wire_s - cover_s)

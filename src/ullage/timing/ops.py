@@ -20,14 +20,14 @@ EXPERT_STREAMS = 4
 
 
 @lru_cache(maxsize=1024)
-def block_work(block: Block, context: Context) -> tuple[OpWork, ...]:
-    """Everything that a block does for one micro-batch, in order."""
+def block_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
+    """Everything that a block does for one micro-batch, in order. accumulates: matmuls add weights' gradients into an fp32 buffer."""
     steps = stacks.lower(block, context)
     fused = _fuses(context)
     found = []
     named = set()
     for ops in _grouped(block.ops, fused):
-        work = _op_work(ops, context)
+        work = _op_work(ops, context, accumulates and context.stack == "megatron")
         if work is not None:
             found.append(work)
         if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
@@ -49,16 +49,12 @@ def _grouped(ops: tuple[Op, ...], fused: bool) -> Iterator[tuple[Op, ...]]:
         yield tuple(found)
 
 
-def _accumulates(context: Context) -> bool:
-    return context.stack == "megatron" and bool(context.option("gradient_accumulation_fusion", True))
-
-
-def _op_work(ops: tuple[Op, ...], context: Context) -> OpWork | None:
+def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork | None:
     op = ops[0]
     if op.kind in LINEAR:
-        return _linear(ops, context)
+        return _linear(ops, context, accumulates)
     if op.kind == "grouped_linear":
-        return _experts(ops, context)
+        return _experts(ops, context, accumulates)
     if op.kind == "attention":
         return _attention(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
@@ -80,7 +76,7 @@ def _dtype(op: Op, context: Context) -> str:
     return "fp8" if eight_bit else context.compute
 
 
-def _linear(ops: tuple[Op, ...], context: Context) -> OpWork:
+def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
     op = ops[0]
     dims = [param.dims for op in ops for param in op.params if len(param.dims) > 1] or [("vocab", "hidden")]
     inner = op.attrs.get("in", (dims[0][-1],))
@@ -96,11 +92,11 @@ def _linear(ops: tuple[Op, ...], context: Context) -> OpWork:
         name=op.name if len(ops) == 1 else str(op.attrs["group"]),
         module=op.module,
         forward=Pass(matmuls=(forward,), exchanges=here),
-        backward=Pass(matmuls=forward.transposes(accumulate=_accumulates(context)), exchanges=back),
+        backward=Pass(matmuls=forward.transposes(accumulate=accumulates), exchanges=back),
     )
 
 
-def _experts(ops: tuple[Op, ...], context: Context) -> OpWork:
+def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
     """Every local expert's rows, at balanced routing: what all ranks of the group send here is what this rank sends."""
     weight = next(param for param in ops[0].params if len(param.dims) > 2)
     experts, _, k = (context.size(dim) for dim in weight.dims)
@@ -112,7 +108,7 @@ def _experts(ops: tuple[Op, ...], context: Context) -> OpWork:
         name=ops[0].name,
         module=ops[0].module,
         forward=Pass(matmuls=(forward,)),
-        backward=Pass(matmuls=forward.transposes(accumulate=_accumulates(context))),
+        backward=Pass(matmuls=forward.transposes(accumulate=accumulates)),
     )
 
 

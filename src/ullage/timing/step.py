@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ullage import dtypes
-from ullage.calibration.memory import memory_efficiency
+from ullage.calibration.memory import MemoryKind, memory_efficiency
 from ullage.calibration.overlap import contention
 from ullage.engines.base import context_of, flag
 from ullage.engines.fsdp2.shapes import shard_count
@@ -19,6 +19,7 @@ from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen
+from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory.chunk import Element, Replayer, stream_bytes
@@ -29,6 +30,14 @@ from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action, finish_times
 from ullage.timing import states
 from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
+from ullage.timing.gradients import (
+    accumulated_bytes,
+    accumulates,
+    asynchronous,
+    copied_in_bytes,
+    copied_out_bytes,
+    once_bytes,
+)
 from ullage.timing.machine import bandwidth_bytes_per_s, exchange_cost, peak_flops_per_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.work import Exchange
@@ -101,16 +110,26 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
 
 
 def sent_on(job: Job, context: Context) -> Exchange | None:
-    """What a pipeline stage hands to its neighbour, forward or backward; None without a pipeline."""
+    """What a rank of a pipeline stage hands to its neighbour, forward or backward; None without a pipeline."""
     if job.layout.pp == 1:
         return None
     stream = stream_bytes(Tensor(name="stream", dims=STREAM), context)
-    return Exchange(kind="send", axis="pp", payload_bytes=stream)
+    parts = job.layout.tp if gathered_on(job, context) else 1
+    return Exchange(kind="send", axis="pp", payload_bytes=-(-stream // parts))
+
+
+def gathered_on(job: Job, context: Context) -> Exchange | None:
+    """Where every rank of a tensor-parallel group has the same stream, each sends a part, which the next stage gathers (Megatron-LM
+    p2p_communication.py, scatter_gather_tensors_in_pipeline; DeepSpeed runtime/pipe/engine.py, PartitionedTensor)."""
+    if job.layout.pp == 1 or job.layout.tp == 1 or context.sp or context.stack != "megatron":
+        return None
+    stream = stream_bytes(Tensor(name="stream", dims=STREAM), context)
+    return Exchange(kind="all_gather", axis="tp", payload_bytes=stream)
 
 
 def _send_s(job: Job, context: Context) -> float:
-    sent = sent_on(job, context)
-    return 0.0 if sent is None else exchange_cost(job, sent).seconds
+    found = sent_on(job, context), gathered_on(job, context)
+    return sum(exchange_cost(job, one).seconds for one in found if one is not None)
 
 
 @frozen
@@ -131,7 +150,13 @@ class Stage:
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
         self.job, self.graph, self.context, self.rank = job, graph, context, rank
-        self.place = Place(cluster=job.cluster, layout=job.layout, attention=job.attention)
+        self.place = Place(
+            cluster=job.cluster,
+            layout=job.layout,
+            attention=job.attention,
+            asynchronous=asynchronous(job),
+            accumulates=accumulates(job),
+        )
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
@@ -167,7 +192,7 @@ class Stage:
             return forward_s(
                 [
                     Wrapped(
-                        compute_s=time.forward.total_s,
+                        compute_s=time.forward.total_s + (self._copied_out_s(one.block) if gathers else 0.0),
                         gather_s=self._gather_s(one.block) if gathers else 0.0,
                         hindered_s=slower * time.forward.of(COMPUTE),
                     )
@@ -179,7 +204,7 @@ class Stage:
             return backward_s(
                 [
                     Wrapped(
-                        compute_s=time.backward_s,
+                        compute_s=time.backward_s + (self._copied_out_s(one.block) if one.block.name in again else 0.0),
                         gather_s=self._gather_s(one.block) if one.block.name in again else 0.0,
                         reduce_s=self._reduce_s(one.block) if reduces else 0.0,
                         hindered_s=slower * time.backward_matmul_s,
@@ -190,11 +215,12 @@ class Stage:
 
         resident = states.resident(self.job)
         each = states.reductions(self.job) == self.job.data.grad_accum
-        first, last = forward(gathers=True), backward(reduces=not resident)
+        summed = self._summed_s(at)
+        first, last = forward(gathers=True), backward(reduces=not resident) + summed
         return PassTime(
             first_forward_s=first,
             forward_s=forward(gathers=False) if resident else first,
-            backward_s=last if each or resident else backward(reduces=False),
+            backward_s=last if each or resident else backward(reduces=False) + summed,
             last_backward_s=last,
         )
 
@@ -203,8 +229,23 @@ class Stage:
         found, micro_batches = self._blocks(at), self.job.data.grad_accum
         busy = added(part for _, time in found for part in (time.forward, time.backward)).times(micro_batches)
         again = micro_batches * sum(time.recompute.total_s for _, time in found)
-        waits = self.times[at].step_s(micro_batches) - busy.total_s - again
-        return busy + Parts(items=(("recompute", again), ("shard", waits)))
+        summed = micro_batches * self._summed_s(at)
+        waits = self.times[at].step_s(micro_batches) - busy.total_s - again - summed
+        return busy + Parts(items=(("recompute", again), ("gradients", summed), ("shard", waits)))
+
+    def _summed_s(self, at: int) -> float:
+        """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
+        if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
+            return 0.0
+        numel = sum(self._numel(element.block) * element.size for element in self.elements[at])
+        return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
+
+    def _numel(self, block: Block) -> int:
+        return sum(local_numel(self.graph, param, self.job.layout) for param in block.params if not param.buffer)
+
+    def _moved_s(self, moved: float, kind: MemoryKind = "pointwise") -> float:
+        device = self.job.cluster.device
+        return moved / (bandwidth_bytes_per_s(device) * memory_efficiency(device, kind).value)
 
     # -- sharded parameters
 
@@ -212,7 +253,16 @@ class Stage:
         return self._sent_s(states.gathers(self.job, self.graph, block))
 
     def _reduce_s(self, block: Block) -> float:
-        return self._sent_s(states.reduced(self.job, self.graph, block))
+        sent = states.reduced(self.job, self.graph, block)
+        if not sent:
+            return 0.0
+        copied = self._numel(block) * copied_in_bytes(self.job, self.context.compute)
+        return self._sent_s(sent) + self._moved_s(copied, "copy")
+
+    def _copied_out_s(self, block: Block) -> float:
+        if not states.gathers(self.job, self.graph, block):
+            return 0.0
+        return self._moved_s(self._numel(block) * copied_out_bytes(self.job, self.context.compute), "copy")
 
     def _sent_s(self, found: Iterable[Exchange]) -> float:
         return sum(exchange_cost(self.job, one).seconds for one in found)
@@ -224,6 +274,9 @@ class Stage:
             ("optimizer", self._optimizer_s()),
             ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
         ]
+        if not states.is_sharded(self.job):
+            numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)
+            items.append(("gradients", self._moved_s(numel * once_bytes(self.job))))
         if states.resident(self.job):
             blocks = (one.block for elements in self.elements for one in elements for _ in range(one.size))
             items.append(("shard", sum(map(self._reduce_s, blocks))))
@@ -246,9 +299,7 @@ class Stage:
 
     def _optimizer_s(self) -> float:
         """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
-        device = self.job.cluster.device
-        moved = self._state_bytes_moved()
-        return moved / (bandwidth_bytes_per_s(device) * memory_efficiency(device, "optimizer").value)
+        return self._moved_s(self._state_bytes_moved(), "optimizer")
 
     def _state_bytes_moved(self) -> float:
         precision, optimizer = self.job.precision, self.job.optimizer

@@ -16,7 +16,7 @@ from ullage.timing import states
 from ullage.timing.blocks import sendings, work_again
 from ullage.timing.machine import exchange_cost, exchange_group
 from ullage.timing.ops import block_work
-from ullage.timing.step import Stage, sent_on
+from ullage.timing.step import Stage, gathered_on, sent_on
 from ullage.timing.work import Exchange, OpWork
 
 Phase = Literal["forward", "recompute", "backward", "step"]
@@ -120,7 +120,7 @@ def _of_replicas(stage: Stage) -> Iterator[Transfer]:
 
 
 def _between_stages(stage: Stage) -> Iterator[Transfer]:
-    sent = sent_on(stage.job, stage.context)
+    sent, gathered = sent_on(stage.job, stage.context), gathered_on(stage.job, stage.context)
     if sent is None:
         return
     micro_batches = stage.job.data.grad_accum
@@ -129,3 +129,7 @@ def _between_stages(stage: Stage) -> Iterator[Transfer]:
             yield _transfer(stage, "forward", "the stage", "activations", sent, micro_batches, None)
         if not chunk.first:
             yield _transfer(stage, "backward", "the stage", "gradients of activations", sent, micro_batches, None)
+        if gathered and not chunk.first:
+            yield _transfer(stage, "forward", "the stage", "activations", gathered, micro_batches, None)
+        if gathered and not chunk.last:
+            yield _transfer(stage, "backward", "the stage", "gradients of activations", gathered, micro_batches, None)

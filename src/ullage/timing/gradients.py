@@ -1,0 +1,60 @@
+"""What an engine does to weights' gradients, and to gathered parameters, beside matmuls and collectives: bytes of each parameter."""
+
+from __future__ import annotations
+
+from ullage import dtypes
+from ullage.engines.base import flag
+from ullage.job.job import Job
+
+FP32 = 4
+
+
+def _of_2021(job: Job) -> bool:
+    """Megatron-LM when it still had a choice of DDP_impl: before gradients were accumulated inside of matmuls (2022-03), and before
+    tensor parallelism sent anything beside them (2021-11)."""
+    return "DDP_impl" in job.engine.options
+
+
+def asynchronous(job: Job) -> bool:
+    """Whether tensor parallelism sends beside the matmuls of the backward; Megatron-DeepSpeed is a fork of before that."""
+    return job.engine.name == "megatron" and not _of_2021(job)
+
+
+def accumulates(job: Job) -> bool:
+    """Whether matmuls add into fp32 gradients (Megatron's gradient accumulation fusion)."""
+    megatron = job.engine.name == "megatron" and job.precision.grads == "fp32"
+    return megatron and not _of_2021(job) and flag(job.engine.options, "gradient_accumulation_fusion", True)
+
+
+def accumulated_bytes(job: Job, compute: str) -> float:
+    """Of each micro-batch: a gradient, made in ``compute``, added to those before it.
+
+    Into an fp32 buffer beside it (Megatron's main_grad, DeepSpeed's bf16 optimizer): read, and the buffer read and written. By autograd:
+    two reads and a write, from the second micro-batch on.
+    """
+    if accumulates(job):
+        return 0.0
+    made, kept = dtypes.bits(compute) / 8, dtypes.bits(job.precision.grads) / 8
+    if job.engine.name in ("megatron", "deepspeed") and kept > made:
+        return made + 2 * kept
+    later = job.data.grad_accum - 1
+    return 3 * kept * later / job.data.grad_accum
+
+
+def copied_out_bytes(job: Job, compute: str) -> float:
+    """Of one gather: FSDP2 copies what it gathered into the parameters (_fsdp_collectives.py, foreach_all_gather_copy_out)."""
+    return 2 * dtypes.bits(compute) / 8 if job.engine.name == "fsdp2" else 0.0
+
+
+def copied_in_bytes(job: Job, compute: str) -> float:
+    """Of one reduction: gradients copied into its input in the type that they are reduced in (_fsdp_collectives.py, chunk_cat; FSDP1:
+    autograd of the flat parameter's views)."""
+    return (dtypes.bits(compute) + dtypes.bits(job.precision.reduce)) / 8
+
+
+def once_bytes(job: Job) -> float:
+    """Once a step, of every parameter of the rank: Megatron zeroes its buffer, looks for NaN in it and scales it by the ranks (distributed/
+    param_and_grad_buffer.py, reset and start_grad_sync)."""
+    if job.engine.name != "megatron" or job.precision.grads != "fp32":
+        return 0.0
+    return FP32 + FP32 + 2 * FP32
