@@ -84,3 +84,14 @@ def test_experts_run_the_rows_that_the_router_sends() -> None:
 def test_a_matmul_and_its_gradients_do_the_same() -> None:
     matmul = Matmul(m=3, n=5, k=7, dtype="bf16")
     assert [one.flops for one in matmul.transposes(accumulate=True)] == [matmul.flops] * 2
+
+
+def test_torchtitan_gathers_an_input_once_for_the_projections_that_share_it() -> None:
+    options = {"name": "fsdp2"}
+    job, graph, _ = works(
+        layout={"dp": 1, "tp": 8, "sp": True}, stack="torchtitan", engine=options, precision="bf16-mixed"
+    )
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    found = block_work(layer, context_of(job, graph))
+    kinds = [one.kind for work in found for one in work.forward.exchanges]
+    assert sorted(kinds) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]

@@ -6,8 +6,6 @@ from ullage import dtypes
 from ullage.engines.base import flag
 from ullage.job.job import Job
 
-FP32 = 4
-
 
 def _of_2021(job: Job) -> bool:
     """Megatron-LM when it still had a choice of DDP_impl: before gradients were accumulated inside of matmuls (2022-03), and before
@@ -20,10 +18,15 @@ def asynchronous(job: Job) -> bool:
     return job.engine.name == "megatron" and not _of_2021(job)
 
 
+def _fuses(job: Job) -> bool:
+    """Whether matmuls add into the gradients themselves (Megatron's gradient accumulation fusion)."""
+    megatron = job.engine.name == "megatron" and not _of_2021(job)
+    return megatron and flag(job.engine.options, "gradient_accumulation_fusion", True)
+
+
 def accumulates(job: Job) -> bool:
-    """Whether matmuls add into fp32 gradients (Megatron's gradient accumulation fusion)."""
-    megatron = job.engine.name == "megatron" and job.precision.grads == "fp32"
-    return megatron and not _of_2021(job) and flag(job.engine.options, "gradient_accumulation_fusion", True)
+    """Whether they add into a wider type than they would write: gradients in fp32."""
+    return _fuses(job) and job.precision.grads == "fp32"
 
 
 def accumulated_bytes(job: Job, compute: str) -> float:
@@ -32,7 +35,7 @@ def accumulated_bytes(job: Job, compute: str) -> float:
     Into an fp32 buffer beside it (Megatron's main_grad, DeepSpeed's bf16 optimizer): read, and the buffer read and written. By autograd:
     two reads and a write, from the second micro-batch on.
     """
-    if accumulates(job):
+    if _fuses(job):
         return 0.0
     made, kept = dtypes.bits(compute) / 8, dtypes.bits(job.precision.grads) / 8
     if job.engine.name in ("megatron", "deepspeed") and kept > made:
@@ -54,7 +57,5 @@ def copied_in_bytes(job: Job, compute: str) -> float:
 
 def once_bytes(job: Job) -> float:
     """Once a step, of every parameter of the rank: Megatron zeroes its buffer, looks for NaN in it and scales it by the ranks (distributed/
-    param_and_grad_buffer.py, reset and start_grad_sync)."""
-    if job.engine.name != "megatron" or job.precision.grads != "fp32":
-        return 0.0
-    return FP32 + FP32 + 2 * FP32
+    param_and_grad_buffer.py, reset and start_grad_sync): a read or a write each, and one of both."""
+    return 4 * dtypes.bits(job.precision.grads) / 8 if job.engine.name == "megatron" else 0.0

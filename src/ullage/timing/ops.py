@@ -26,8 +26,12 @@ def block_work(block: Block, context: Context, accumulates: bool = True) -> tupl
     fused = _fuses(context)
     found = []
     named = set()
+    gathered = set()
     for ops in _grouped(block.ops, fused):
-        work = _op_work(ops, context, accumulates and context.stack == "megatron")
+        group = ops[0].attrs.get("group")
+        work = _op_work(ops, context, accumulates and context.stack == "megatron", sends=group not in gathered)
+        if group and context.stack == "torchtitan":
+            gathered.add(group)
         if work is not None:
             found.append(work)
         if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
@@ -49,10 +53,11 @@ def _grouped(ops: tuple[Op, ...], fused: bool) -> Iterator[tuple[Op, ...]]:
         yield tuple(found)
 
 
-def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork | None:
+def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork | None:
+    """sends: False where a neighbour before it has gathered the input for all (torchtitan parallelize.py, PrepareModuleInput)."""
     op = ops[0]
     if op.kind in LINEAR:
-        return _linear(ops, context, accumulates)
+        return _linear(ops, context, accumulates, sends=sends)
     if op.kind == "grouped_linear":
         return _experts(ops, context, accumulates)
     if op.kind == "attention":
@@ -76,7 +81,7 @@ def _dtype(op: Op, context: Context) -> str:
     return "fp8" if eight_bit else context.compute
 
 
-def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
+def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork:
     op = ops[0]
     dims = [param.dims for op in ops for param in op.params if len(param.dims) > 1] or [("vocab", "hidden")]
     inner = op.attrs.get("in", (dims[0][-1],))
@@ -87,7 +92,9 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
     if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
         rows = context.numel((BATCH,))  # a head of the first token alone
     forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(op, context))
-    here, back = tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context)
+    here, back = (
+        tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())
+    )
     return OpWork(
         name=op.name if len(ops) == 1 else str(op.attrs["group"]),
         module=op.module,
