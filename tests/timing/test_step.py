@@ -78,3 +78,15 @@ def test_what_is_not_known_is_said() -> None:
     device = {"memory": "80GiB"}
     with pytest.raises(Unsupported, match="has no known"):
         timed(cluster={"device": device, "gpus_per_node": 8})
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2, "sp": True, "pp": 4}, {"pp": 4, "vpp": 2, "schedule": "interleaved-1f1b"}], ids=str
+)
+def test_a_long_schedule_repeats_itself(layout: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"seq_len": 4096, "micro_batch": 1, "grad_accum": 64}
+    extrapolated = timed(**MEGATRON, layout=layout, data=data).step_s
+    step_time.cache_clear()
+    monkeypatch.setattr("ullage.timing.step.WARM", 1000)
+    assert timed(**MEGATRON, layout=layout, data=data).step_s == pytest.approx(extrapolated, rel=1e-6)
+    step_time.cache_clear()

@@ -6,6 +6,7 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from ullage import dtypes
@@ -83,7 +84,10 @@ class Order:
 def order(job: Job, found: tuple[Stage, ...]) -> Order:
     """The schedule's own actions, simulated with each stage's own seconds."""
     plan = tuple(actions_of(job, stage.rank.index) for stage in found)
-    ends = finish_times(plan, lambda rank, action: found[rank].seconds(action), send_s=_send_s(job, found[0].context))
+    last = job.data.grad_accum - 1
+    ends = finish_times(
+        plan, lambda rank, action: found[rank].seconds(action, last), send_s=_send_s(job, found[0].context)
+    )
     return Order(actions=plan, ends_s=ends)
 
 
@@ -92,8 +96,7 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     """Raises Unsupported where the device's peaks are not known, and for a traced module, whose ops have no named matrices."""
     graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     found = stages(job, graph)
-    ends = order(job, found).ends_s
-    totals = [mine[-1] + stage.outside.total_s for mine, stage in zip(ends, found, strict=True)]
+    totals = [end + stage.outside.total_s for end, stage in zip(_ends(job, found), found, strict=True)]
     slowest = max(range(len(found)), key=totals.__getitem__)
     step_s = totals[slowest]
     parts = dict(found[slowest].parts.items)
@@ -107,6 +110,29 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
         tokens_per_s_per_gpu=tokens / step_s / world,
         mfu=flops_per_token(graph, job.data.seq_len) * tokens / step_s / world / peak,
     )
+
+
+WARM = 3
+"""Micro-batches, in numbers of pipeline stages, after which a schedule repeats itself."""
+
+
+def _ends(job: Job, found: tuple[Stage, ...]) -> list[float]:
+    """When each pipeline rank has ended its last backward.
+
+    A long schedule repeats itself: what one more round of micro-batches adds is taken from the last of a few rounds.
+    """
+    if job.layout.pp == 1:
+        return [sum(time.step_s(job.data.grad_accum) for time in found[0].times)]
+    rounds, rest = divmod(job.data.grad_accum, job.layout.pp)
+    if rounds <= WARM + 2:
+        return [mine[-1] for mine in order(job, found).ends_s]
+    first, second = (_simulated(job, found, (WARM + more) * job.layout.pp + rest) for more in (0, 1))
+    return [end + (rounds - WARM) * (later - end) for end, later in zip(first, second, strict=True)]
+
+
+def _simulated(job: Job, found: tuple[Stage, ...], micro_batches: int) -> list[float]:
+    shorter = replace(job, data=replace(job.data, grad_accum=micro_batches))
+    return [mine[-1] for mine in order(shorter, found).ends_s]
 
 
 def sent_on(job: Job, context: Context) -> Exchange | None:
@@ -158,6 +184,7 @@ class Stage:
             accumulates=accumulates(job),
         )
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
+        self.numels: dict[Block, int] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
@@ -168,11 +195,12 @@ class Stage:
         """Seconds of a step by part, but for the bubble."""
         return added((self.inside, self.outside))
 
-    def seconds(self, action: Action) -> float:
+    def seconds(self, action: Action, last: int) -> float:
+        """last: the step's last micro-batch."""
         time = self.times[action.chunk]
         if action.kind == "F":
             return time.forward_s if action.micro_batch else time.first_forward_s
-        return time.backward_s if action.micro_batch < self.job.data.grad_accum - 1 else time.last_backward_s
+        return time.backward_s if action.micro_batch < last else time.last_backward_s
 
     # -- one micro-batch
 
@@ -241,7 +269,10 @@ class Stage:
         return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
 
     def _numel(self, block: Block) -> int:
-        return sum(local_numel(self.graph, param, self.job.layout) for param in block.params if not param.buffer)
+        if block not in self.numels:
+            params = (param for param in block.params if not param.buffer)
+            self.numels[block] = sum(local_numel(self.graph, param, self.job.layout) for param in params)
+        return self.numels[block]
 
     def _moved_s(self, moved: float, kind: MemoryKind = "pointwise") -> float:
         device = self.job.cluster.device
