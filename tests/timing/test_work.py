@@ -95,3 +95,31 @@ def test_torchtitan_gathers_an_input_once_for_the_projections_that_share_it() ->
     found = block_work(layer, context_of(job, graph))
     kinds = [one.kind for work in found for one in work.forward.exchanges]
     assert sorted(kinds) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
+def test_an_8_bit_matmul_has_its_operands_made() -> None:
+    """torchao: the input once for the projections that share it, each weight, each output's gradient; of whole tensors 5, 5 and 7 bytes
+    an element, and 3 of input and weight again."""
+    eight_bit = {"precision": "fp8-mixed", "stack": "torchtitan", "engine": {"name": "fsdp2"}}
+    job, graph, _ = works(**eight_bit)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    found = [work for work in block_work(layer, context_of(job, graph)) if work.forward.matmuls]
+    matmuls = [work.forward.matmuls[0] for work in found]
+    tokens = job.data.seq_len * job.data.micro_batch
+    weights = sum(one.n * one.k for one in matmuls)
+    inputs = tokens * (4096 + 4096 + 4096 + 14336)  # of q, k and v; of o; of gate and up; of down
+    gradients = sum(one.m * one.n for one in matmuls)
+    assert sum(part.bytes for work in found for part in work.forward.traffic) == 5 * (inputs + weights)
+    assert sum(part.bytes for work in found for part in work.backward.traffic) == 3 * (inputs + weights) + 7 * gradients
+
+
+def test_one_scale_lets_8_bits_be_gathered() -> None:
+    def gathered(recipe: str) -> set[int]:
+        engine = {"name": "fsdp2", "options": {"float8_recipe": recipe}}
+        layout = {"dp": 1, "tp": 8, "sp": True}
+        job, graph, _ = works(precision="fp8-mixed", stack="torchtitan", engine=engine, layout=layout)
+        layer = next(block for block in graph.blocks() if block.role == "layer")
+        found = block_work(layer, context_of(job, graph))
+        return {one.payload_bytes for work in found for one in work.forward.exchanges if one.kind == "all_gather"}
+
+    assert {2 * size for size in gathered("tensorwise")} == gathered("rowwise")

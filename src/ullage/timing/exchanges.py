@@ -25,9 +25,11 @@ def tensor_parallel(
     if context.tp == 1 or parallel not in ("column", "row"):
         return (), ()
     whole = dtypes.size_bytes(rows * width, context.compute)
+    gathered = dtypes.size_bytes(rows * width, "fp8") if gathers_8_bit(context) else whole
 
     def exchange(kind: Kind, behind: str = "", pieces: int = 1) -> Exchange:
-        return Exchange(kind=kind, axis="tp", payload_bytes=whole, behind=behind, pieces=pieces)
+        payload = gathered if kind == "all_gather" else whole
+        return Exchange(kind=kind, axis="tp", payload_bytes=payload, behind=behind, pieces=pieces)
 
     overlapped = context.stack == "megatron"
     if context.sp and (context.option("tp_comm_overlap") or context.option("async_tp")):
@@ -41,6 +43,11 @@ def tensor_parallel(
     if context.sp:
         return (exchange("reduce_scatter"),), (exchange("all_gather"),)
     return (exchange("all_reduce"),), ()
+
+
+def gathers_8_bit(context: Context) -> bool:
+    """torchao casts before it gathers, where one scale serves the whole tensor (float8/float8_tensor_parallel.py)."""
+    return context.fp8 and context.sp and context.option("float8_recipe") == "tensorwise"
 
 
 def _in_pieces(

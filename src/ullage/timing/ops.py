@@ -9,9 +9,9 @@ from itertools import groupby
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor
-from ullage.timing.exchanges import context_parallel, split_loss, tensor_parallel, vocabulary_parallel
+from ullage.timing.exchanges import context_parallel, gathers_8_bit, split_loss, tensor_parallel, vocabulary_parallel
 from ullage.timing.traffic import bound_by_memory
-from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass
+from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass, Traffic
 
 LINEAR = ("linear", "router", "shared_gate")
 
@@ -92,15 +92,36 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
         rows = context.numel((BATCH,))  # a head of the first token alone
     forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(op, context))
+    cast, cast_back = _casts(op, forward, context, first=sends)
     here, back = (
         tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())
     )
     return OpWork(
         name=op.name if len(ops) == 1 else str(op.attrs["group"]),
         module=op.module,
-        forward=Pass(matmuls=(forward,), exchanges=here),
-        backward=Pass(matmuls=forward.transposes(accumulate=accumulates), exchanges=back),
+        forward=Pass(matmuls=(forward,), exchanges=here, traffic=cast),
+        backward=Pass(matmuls=forward.transposes(accumulate=accumulates), exchanges=back, traffic=cast_back),
     )
+
+
+def _casts(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
+    """Kernels that make an 8-bit matmul's operands, forward and backward. first: of the projections that share an input.
+
+    torchao (float8/float8_linear.py): the input's and the weight's maximum (2 bytes an element read) and copy (3); a copy again for the
+    weight's gradient; the output's gradient likewise, and its transposed copy (2). Transformer Engine: a copy and its transposed one (4)
+    of a row-parallel input, which no norm has made, and of the output's gradient; weights once a step.
+    """
+    if matmul.dtype != "fp8":
+        return (), ()
+    source, weight, gradient = matmul.m * matmul.k, matmul.n * matmul.k, matmul.m * matmul.n
+    column = op.attrs.get("parallel") == "column"
+    if context.stack == "megatron":
+        here, back = 0 if column else 4 * source, 4 * gradient
+    else:
+        made = (source // context.tp if column and gathers_8_bit(context) else source) if first else 0
+        here, back = 5 * (made + weight), 3 * (made + weight) + 7 * gradient
+    forward = (Traffic(bytes=here, kind="copy"),) if here else ()
+    return forward, (Traffic(bytes=back, kind="copy"),)
 
 
 def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
