@@ -1,4 +1,4 @@
-"""What a matmul loses while a collective is on the wire. Rows: data/overlap.toml."""
+"""What a collective costs beside its own time: a matmul loses SMs to it, and torch has to call it. Rows: data/overlap.toml."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 from ullage.calibration.store import table
 from ullage.frozen import frozen
 from ullage.hardware.cluster import Device
+from ullage.hardware.curve import Kind
 
 
 @frozen
@@ -30,6 +31,12 @@ def contention(device: Device) -> Contention:
     share = data["sms"]["ring"] / sms["devices"].get(device.name, sms["any"])
     source = data["two_waves" if two_waves else "sms"]["source"]
     return Contention(two_waves=two_waves, share=share, source=source)
+
+
+@functools.cache
+def called_s(kind: Kind) -> float:
+    """Seconds that a collective takes in a training process beyond its time in nccl-tests."""
+    return float(table("overlap")["called"].get(f"{kind}_us", 0.0)) / 1e6
 
 
 def beside_s(contention: Contention, matmul_s: float, wire_s: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
 from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency
 from ullage.calibration.memory import kernel_start_s, memory_efficiency
+from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
 from ullage.comm.cost import seconds as transfer
 from ullage.comm.group import Group
@@ -15,6 +17,7 @@ from ullage.comm.group import axis_group as joined
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.errors import Unsupported
 from ullage.hardware.cluster import Cluster, Device
+from ullage.hardware.curve import Kind
 from ullage.job.job import Job, Layout
 from ullage.timing.work import Attention, Exchange, Matmul, Traffic
 
@@ -103,9 +106,16 @@ def exchange_group(job: Job, axis: str) -> Group:
 
 def exchange_cost(job: Job, work: Exchange) -> Cost:
     """Seconds of one exchange of a job by itself, and how it is done."""
-    return transfer(work.kind, work.payload_bytes, exchange_group(job, work.axis), curve(job.cluster))
+    return called(work.kind, work.payload_bytes, exchange_group(job, work.axis), job.cluster)
+
+
+@lru_cache(maxsize=65536)
+def called(kind: Kind, payload_bytes: int, group: Group, cluster: Cluster) -> Cost:
+    """A collective as a training process calls it."""
+    cost = transfer(kind, payload_bytes, group, curve(cluster))
+    return replace(cost, seconds=cost.seconds + called_s(kind)) if cost.seconds else cost
 
 
 def sent_s(cluster: Cluster, layout: Layout, work: Exchange) -> float:
     """Seconds of an exchange over one of the layout's own axes."""
-    return transfer(work.kind, work.payload_bytes, axis_group(cluster, layout, work.axis), curve(cluster)).seconds
+    return called(work.kind, work.payload_bytes, axis_group(cluster, layout, work.axis), cluster).seconds
