@@ -123,3 +123,17 @@ def test_one_scale_lets_8_bits_be_gathered() -> None:
         return {one.payload_bytes for work in found for one in work.forward.exchanges if one.kind == "all_gather"}
 
     assert {2 * size for size in gathered("tensorwise")} == gathered("rowwise")
+
+
+def test_what_an_eager_op_makes_in_passing_is_written_and_read() -> None:
+    """The rotary embedding of torchtitan: to fp32 (6 bytes an element), a complex product (8), back (6); compiled, one kernel (4)."""
+
+    def rope(compiles: bool) -> int:
+        job, graph, _ = works(stack="torchtitan", engine={"name": "fsdp2"}, precision="bf16-mixed", compile=compiles)
+        layer = next(block for block in graph.blocks() if block.role == "layer")
+        (work,) = (one for one in block_work(layer, context_of(job, graph)) if one.name == "rope.q")
+        return work.forward.traffic[0].bytes
+
+    elements = 2048 * 2 * 4096
+    assert rope(compiles=False) == 20 * elements
+    assert rope(compiles=True) == 4 * elements

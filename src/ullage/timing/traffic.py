@@ -21,6 +21,7 @@ def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str]
 
 def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
     sizes = {block.input.name: context.buffer(block.input.name, block.input.dims, context.residual).bytes}
+    told = {tensor.name: context.tensor(tensor).bytes for op in block.ops for tensor in op.outputs}
     for step in steps:
         for buffer in step.writes:
             sizes[buffer.name] = buffer.bytes
@@ -28,7 +29,7 @@ def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str,
             if isinstance(view, Buffer):
                 sizes[view.name] = view.bytes
             else:
-                sizes[view] = sizes.get(of, 0)
+                sizes[view] = told.get(view, sizes.get(of, 0))  # q is a view of a part of the fused projection
     return sizes
 
 
@@ -62,7 +63,10 @@ def _kind(step: Step) -> MemoryKind:
 
 
 def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
-    """Forward: reads what it takes, writes what it makes. Backward: reads what it saved and the gradient, writes the inputs'."""
+    """Forward: reads what it takes, writes what it makes. Backward: reads what it saved and the gradient, writes the inputs'.
+
+    A tensor that lives for the moment of the step alone is what one of its kernels writes and another reads.
+    """
     kind = _kind(step)
     read = sum(sizes.get(name, 0) for name in step.reads)
     written = sum(buffer.bytes for buffer in step.writes)
@@ -70,7 +74,9 @@ def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
     grads = [sizes.get(name, 0) for name in step.reads if name not in step.no_grad and name not in step.passes]
     saved = sum(sizes.get(name, 0) for name in step.saves)
     back = saved + made + sum(grads) if grads or step.weights else 0
-    forward, back = step.moves or (read + written, back)
+    passing = 2 * sum(buffer.bytes for buffer in step.scratch)
+    passing_back = 2 * sum(buffer.bytes for buffer in step.backward_scratch) if back else 0
+    forward, back = step.moves or (read + written + passing, back + passing_back)
     return OpWork(
         name=step.name,
         module=step.module,
