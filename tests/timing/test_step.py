@@ -90,3 +90,13 @@ def test_a_long_schedule_repeats_itself(layout: dict, monkeypatch: pytest.Monkey
     monkeypatch.setattr("ullage.timing.step.WARM", 1000)
     assert timed(**MEGATRON, layout=layout, data=data).step_s == pytest.approx(extrapolated, rel=1e-6)
     step_time.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora": {"rank": 8, "targets": "all-linear"}}, {"offload": {"optimizer": "cpu"}}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_timed_is_refused(changes: dict) -> None:
+    with pytest.raises(Unsupported, match="is not timed"):
+        timed(**changes)

@@ -67,6 +67,10 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     """Every pipeline rank of a job, timed."""
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
+    if job.lora or job.freeze:
+        raise Unsupported("is not timed", key="a model of which only a part is trained")
+    if job.offload.optimizer != "none" or job.offload.params != "none":
+        raise Unsupported("is not timed", key="offload of states")
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
     context = context_of(job, graph)
@@ -93,7 +97,8 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 
 @lru_cache(maxsize=4096)
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
-    """Raises Unsupported where the device's peaks are not known, and for a traced module, whose ops have no named matrices."""
+    """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
+    whose matmuls have no gradient of them, and for states on the host."""
     graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     found = stages(job, graph)
     totals = [end + stage.outside.total_s for end, stage in zip(_ends(job, found), found, strict=True)]
@@ -349,7 +354,7 @@ class Stage:
         copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
         once = gradient + 2 * master + 2 * state + copied
         if optimizer.impl != "fused":
-            once += EAGER_PASSES * 4
+            once += EAGER_PASSES * master
         clipped = 3 * gradient if self.job.grad_clip else 0.0
         return numel * (once + clipped)
 
@@ -357,5 +362,5 @@ class Stage:
 STATE = {"8bit": "int8"}
 
 EAGER_PASSES = 13
-"""Tensors of fp32 that AdamW's foreach kernels read and write beside what one fused kernel does: counted from torch/optim/adamw.py,
-_multi_tensor_adamw, and held against no measurement."""
+"""Tensors in the parameters' type that AdamW's foreach kernels read and write beside what one fused kernel does (20 and 7): counted from
+torch/optim/adamw.py, _multi_tensor_adamw, and held against no measurement."""
