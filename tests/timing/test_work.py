@@ -93,8 +93,10 @@ def test_torchtitan_gathers_an_input_once_for_the_projections_that_share_it() ->
     )
     layer = next(block for block in graph.blocks() if block.role == "layer")
     found = block_work(layer, context_of(job, graph))
-    kinds = [one.kind for work in found for one in work.forward.exchanges]
-    assert sorted(kinds) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+    sent = [one for work in found for one in work.forward.exchanges]
+    assert sorted(one.kind for one in sent) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+    copies = [part for work in found if work.forward.matmuls for part in work.forward.traffic]
+    assert [part.bytes for part in copies] == [2 * one.payload_bytes for one in sent]  # of two sequences all are copied
 
 
 def test_an_8_bit_matmul_has_its_operands_made() -> None:

@@ -99,9 +99,24 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     return OpWork(
         name=op.name if len(ops) == 1 else str(op.attrs["group"]),
         module=op.module,
-        forward=Pass(matmuls=(forward,), exchanges=here, traffic=cast),
-        backward=Pass(matmuls=forward.transposes(accumulate=accumulates), exchanges=back, traffic=cast_back),
+        forward=Pass(matmuls=(forward,), exchanges=here, traffic=(*cast, *_reordered(here, context))),
+        backward=Pass(
+            matmuls=forward.transposes(accumulate=accumulates),
+            exchanges=back,
+            traffic=(*cast_back, *_reordered(back, context)),
+        ),
     )
+
+
+def _reordered(exchanges: tuple[Exchange, ...], context: Context) -> Iterator[Traffic]:
+    """torchtitan cuts the second dimension, batch first: eager DTensor copies what it scatters into pieces, and joins what it gathers of
+    several sequences (torch/distributed/_functional_collectives.py: chunk and cat; of one sequence, a view)."""
+    if context.stack != "torchtitan" or context.tp == 1 or context.compile:
+        return
+    copied = ("reduce_scatter", "all_gather") if context.size(BATCH) > 1 else ("reduce_scatter",)
+    for one in exchanges:
+        if one.kind in copied:
+            yield Traffic(bytes=2 * one.payload_bytes, kind="copy")
 
 
 def _casts(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
