@@ -23,7 +23,7 @@ from ullage.frozen import frozen
 from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
-from ullage.memory.chunk import Element, Replayer, stream_bytes
+from ullage.memory.chunk import Replayer, stream_bytes
 from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
@@ -191,6 +191,8 @@ class Stage:
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.numels: dict[Block, int] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
+        self.slower = contention(job.cluster.device).slowdown - 1.0
+        self.runs = [self._runs(at) for at in range(len(rank.chunks))]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
         self.outside = self._once()
@@ -209,59 +211,68 @@ class Stage:
 
     # -- one micro-batch
 
-    def _blocks(self, at: int) -> list[tuple[Element, BlockTime]]:
-        return [
-            (element, block_time(element.block, self.context, self.place, element.mode, self.job.recompute))
-            for element in self.elements[at]
-            for _ in range(element.size)
-        ]
+    def _runs(self, at: int) -> list[tuple[Block, BlockTime, int]]:
+        """Blocks in order, equal neighbours together: block, its time, how many. Layers share one block, so that telling them apart
+        compares no blocks."""
+        found: list[tuple[Block, BlockTime, int]] = []
+        before: tuple[int, str] | None = None
+        for element in self.elements[at]:
+            key = id(element.block), element.mode
+            if key == before:
+                block, time, count = found[-1]
+                found[-1] = block, time, count + element.size
+            else:
+                time = block_time(element.block, self.context, self.place, element.mode, self.job.recompute)
+                found.append((element.block, time, element.size))
+            before = key
+        return found
+
+    def _forward_s(self, at: int, *, gathers: bool) -> float:
+        if not states.is_sharded(self.job):
+            return sum(time.forward.total_s * count for _, time, count in self.runs[at])
+        wrapped = []
+        for block, time, count in self.runs[at]:
+            one = Wrapped(
+                compute_s=time.forward.total_s + (self._copied_out_s(block) if gathers else 0.0),
+                gather_s=self._gather_s(block) if gathers else 0.0,
+                hindered_s=self.slower * time.forward.of(COMPUTE),
+            )
+            wrapped += [one] * count
+        return forward_s(wrapped)
+
+    def _backward_s(self, at: int, *, reduces: bool) -> float:
+        if not states.is_sharded(self.job):
+            return sum(time.backward_s * count for _, time, count in self.runs[at])
+        again = states.gathered_again(self.job, self.graph, self.rank, at)
+        wrapped = []
+        for block, time, count in reversed(self.runs[at]):
+            one = Wrapped(
+                compute_s=time.backward_s + (self._copied_out_s(block) if block.name in again else 0.0),
+                gather_s=self._gather_s(block) if block.name in again else 0.0,
+                reduce_s=self._reduce_s(block) if reduces else 0.0,
+                hindered_s=self.slower * time.backward_matmul_s,
+            )
+            wrapped += [one] * count
+        return backward_s(wrapped)
 
     def _chunk(self, at: int) -> PassTime:
-        found = self._blocks(at)
-        again = states.gathered_again(self.job, self.graph, self.rank, at)
-        slower = contention(self.job.cluster.device).slowdown - 1.0
-
-        def forward(gathers: bool) -> float:
-            return forward_s(
-                [
-                    Wrapped(
-                        compute_s=time.forward.total_s + (self._copied_out_s(one.block) if gathers else 0.0),
-                        gather_s=self._gather_s(one.block) if gathers else 0.0,
-                        hindered_s=slower * time.forward.of(COMPUTE),
-                    )
-                    for one, time in found
-                ]
-            )
-
-        def backward(reduces: bool) -> float:
-            return backward_s(
-                [
-                    Wrapped(
-                        compute_s=time.backward_s + (self._copied_out_s(one.block) if one.block.name in again else 0.0),
-                        gather_s=self._gather_s(one.block) if one.block.name in again else 0.0,
-                        reduce_s=self._reduce_s(one.block) if reduces else 0.0,
-                        hindered_s=slower * time.backward_matmul_s,
-                    )
-                    for one, time in reversed(found)
-                ]
-            )
-
         resident = states.resident(self.job)
         each = states.reductions(self.job) == self.job.data.grad_accum
         summed = self._summed_s(at)
-        first, last = forward(gathers=True), backward(reduces=not resident) + summed
+        first = self._forward_s(at, gathers=True)
+        last = self._backward_s(at, reduces=not resident) + summed
         return PassTime(
             first_forward_s=first,
-            forward_s=forward(gathers=False) if resident else first,
-            backward_s=last if each or resident else backward(reduces=False) + summed,
+            forward_s=self._forward_s(at, gathers=False) if resident else first,
+            backward_s=last if each or resident else self._backward_s(at, reduces=False) + summed,
             last_backward_s=last,
         )
 
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
-        found, micro_batches = self._blocks(at), self.job.data.grad_accum
-        busy = added(part for _, time in found for part in (time.forward, time.backward)).times(micro_batches)
-        again = micro_batches * sum(time.recompute.total_s for _, time in found)
+        found, micro_batches = self.runs[at], self.job.data.grad_accum
+        busy = added((time.forward + time.backward).times(count) for _, time, count in found).times(micro_batches)
+        again = micro_batches * sum(time.recompute.total_s * count for _, time, count in found)
         summed = micro_batches * self._summed_s(at)
         waits = self.times[at].step_s(micro_batches) - busy.total_s - again - summed
         return busy + Parts(items=(("recompute", again), ("gradients", summed), ("shard", waits)))
@@ -270,7 +281,7 @@ class Stage:
         """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
         if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
             return 0.0
-        numel = sum(self._numel(element.block) * element.size for element in self.elements[at])
+        numel = sum(self._numel(block) * count for block, _, count in self.runs[at])
         return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
 
     def _numel(self, block: Block) -> int:
