@@ -65,6 +65,12 @@ class StepTime:
 @lru_cache(maxsize=64)
 def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     """Every pipeline rank of a job, timed."""
+    _refuse(job)
+    context = context_of(job, graph)
+    return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
+
+
+def _refuse(job: Job) -> None:
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
     if job.lora or job.freeze:
@@ -73,8 +79,6 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
         raise Unsupported("is not timed", key="offload of states")
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
-    context = context_of(job, graph)
-    return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
 
 
 @frozen
@@ -99,6 +103,7 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
     whose matmuls have no gradient of them, and for states on the host."""
+    _refuse(job)
     graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     found = stages(job, graph)
     totals = [end + stage.outside.total_s for end, stage in zip(_ends(job, found), found, strict=True)]
