@@ -6,7 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.errors import InvalidInput
-from ullage.units import GIB, GIGA, KIB, MIB, TIB, format_bytes, format_count, gb, gib, parse_bytes, parse_count
+from ullage.units import (
+    GIB,
+    GIGA,
+    KIB,
+    MIB,
+    TIB,
+    format_bytes,
+    format_count,
+    format_seconds,
+    gb,
+    gib,
+    parse_bytes,
+    parse_count,
+)
 
 sizes = st.integers(min_value=0, max_value=2**60)
 
@@ -113,6 +126,12 @@ def test_sizes_and_counts_as_text() -> None:
     assert format_bytes(3 * TIB) == "3.00 TiB"
     assert format_count(8_030_261_248) == "8.03B"
     assert format_count(999) == "999"
+
+
+def test_seconds_in_the_unit_that_fits() -> None:
+    assert [format_seconds(value) for value in (17.4716, 0.09147, 389.4397e-6, 2e-9, 0.0, -1.5)] == [
+        "17.47 s", "91.47 ms", "389.44 µs", "0.00 µs", "0 s", "-1.50 s",
+    ]  # fmt: skip
 
 
 def test_gb_is_not_gib() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Estimate,
         Job,
         ModelFacts,
+        Shown,
         Validation,
         as_dict,
         check,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         estimate,
         models,
         read_job,
+        show,
         validate,
     )
     from ullage.errors import (
@@ -50,6 +52,7 @@ __all__ = [
     "InvalidInput",
     "Job",
     "ModelFacts",
+    "Shown",
     "UllageError",
     "UnknownKey",
     "UnknownName",
@@ -62,6 +65,7 @@ __all__ = [
     "estimate",
     "models",
     "read_job",
+    "show",
     "validate",
 ]
 

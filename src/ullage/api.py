@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ullage.formats.convert import Conversion
     from ullage.hardware.cluster import Device
     from ullage.model.facts import ModelFacts
+    from ullage.techniques.told import Shown
     from ullage.validation.compare import Validation
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Estimate",
     "Job",
     "ModelFacts",
+    "Shown",
     "Validation",
     "as_dict",
     "check",
@@ -35,6 +37,7 @@ __all__ = [
     "estimate",
     "models",
     "read_job",
+    "show",
     "validate",
 ]
 
@@ -101,11 +104,25 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, name: str | None =
     return check(path, overrides, name=name)
 
 
-def as_dict(answer: Estimate | Validation) -> dict[str, object]:
-    """The JSON object of docs/job.md, in plain Python values: what ``--json`` prints."""
+def show(technique: str, job: Job, *, stage: int | None = None) -> Shown:
+    """The steps of a technique on a job, with the numbers of the estimate and of the time; docs/show.md lists the techniques.
+
+    stage: the pipeline stage whose rank is told of; None: that of the estimate's peak. InvalidInput where the job does not use it.
+    """
+    from ullage.techniques.registry import show
+
+    return show(technique, job, stage=stage)
+
+
+def as_dict(answer: Estimate | Shown | Validation) -> dict[str, object]:
+    """The JSON object of docs/job.md and docs/show.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
-    return json.estimate(answer) if isinstance(answer, Estimate) else json.validation(answer)
+    if isinstance(answer, Estimate):
+        return json.estimate(answer)
+    from ullage.techniques.told import Shown
+
+    return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
 
 
 def __getattr__(name: str) -> object:
@@ -122,6 +139,10 @@ def __getattr__(name: str) -> object:
         from ullage.formats.convert import Conversion
 
         return Conversion
+    if name == "Shown":
+        from ullage.techniques.told import Shown
+
+        return Shown
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

@@ -19,6 +19,8 @@ MIB = KIB**2
 GIB = KIB**3
 TIB = KIB**4
 GIGA = 10**9
+MICROSECONDS = 10**6
+"""In one second."""
 
 _SIZE_UNITS = {
     "": 1,
@@ -103,3 +105,11 @@ def format_count(count: float) -> str:
         if abs(count) >= size:
             return f"{count / size:.2f}{unit}"
     return f"{count:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time in seconds, milliseconds or microseconds, the largest that leaves a number of at least 1: ``389.44 µs``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:,.2f} {unit}"
+    return f"{seconds * MICROSECONDS:.2f} µs" if seconds else "0 s"

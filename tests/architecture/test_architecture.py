@@ -23,6 +23,7 @@ PUBLIC_NAMES = {
     "InvalidInput",
     "Job",
     "ModelFacts",
+    "Shown",
     "UllageError",
     "UnknownKey",
     "UnknownName",
@@ -35,6 +36,7 @@ PUBLIC_NAMES = {
     "estimate",
     "models",
     "read_job",
+    "show",
     "validate",
 }
 

@@ -7,7 +7,7 @@ import pytest
 import ullage
 from ullage.report.console import plain
 from ullage.report.explain import explained_report, in_words
-from ullage.report.states import States, states
+from ullage.techniques.states import States, states
 from ullage.units import GIB, GIGA
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ullage.hardware.cluster import Device
     from ullage.memory.ledger import Line
     from ullage.model.facts import ModelFacts
+    from ullage.techniques.told import Shown
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
 
@@ -127,6 +128,33 @@ def conversion(answer: Conversion) -> dict[str, object]:
         "notes": list(answer.notes),
         "leftovers": [_leftover(one) for one in answer.leftovers],
     }
+
+
+def shown(answer: Shown) -> dict[str, object]:
+    """``ullage show --format json``. A step's totals are those of its columns that add up."""
+    found: dict[str, object] = {
+        "schema": SCHEMA,
+        "technique": answer.technique,
+        "stage": answer.stage,
+        "steps": [
+            {
+                "title": part.title,
+                "about": part.about,
+                "rows": [
+                    {column.name: value for column, value in zip(part.columns, row, strict=True)} for row in part.rows
+                ],
+                "totals": {column.name: part.total(column.name) for column in part.columns if column.summed},
+            }
+            for part in answer.parts
+        ],
+        "notes": list(answer.notes),
+    }
+    if answer.gantt is not None:
+        found["gantt"] = [
+            {"stage": stage, "after_s": after_s, "passes": [list(slot) for slot in slots]}
+            for stage, (slots, after_s) in enumerate(zip(answer.gantt.ranks, answer.gantt.after_s, strict=True))
+        ]
+    return found
 
 
 def _leftover(one: Leftover) -> dict[str, object]:

@@ -94,10 +94,10 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
     """mode: of memory/chunk.py."""
     work = block_work(block, context, place.accumulates)
     return BlockTime(
-        forward=added(_seconds(one.forward, place, backward=False) for one in work),
-        backward=added(_seconds(one.backward, place, backward=True) for one in work),
+        forward=added(pass_parts(one.forward, place, backward=False) for one in work),
+        backward=added(pass_parts(one.backward, place, backward=True) for one in work),
         recompute=added(
-            _seconds(one.forward, place, backward=False) for one in work_again(block, context, mode, recompute)
+            pass_parts(one.forward, place, backward=False) for one in work_again(block, context, mode, recompute)
         ),
     )
 
@@ -138,7 +138,8 @@ def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]
     return tuple(found)
 
 
-def _seconds(work: Pass, place: Place, *, backward: bool) -> Parts:
+def pass_parts(work: Pass, place: Place, *, backward: bool) -> Parts:
+    """Seconds of one direction of one op."""
     memory = sum(traffic_s(place.cluster.device, one) for one in work.traffic)
     attention = _attention_s(work, place, backward=backward)
     items = [(COMPUTE, sum(_matmuls_s(work, place))), (ATTENTION, attention), (MEMORY, memory)]

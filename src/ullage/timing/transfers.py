@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
@@ -12,6 +12,7 @@ from ullage.comm.cost import Cost
 from ullage.comm.group import Group
 from ullage.comm.volume import sent_bytes
 from ullage.frozen import frozen
+from ullage.memory.chunk import Element
 from ullage.timing import states
 from ullage.timing.blocks import sendings, work_again
 from ullage.timing.machine import exchange_cost, exchange_group
@@ -20,6 +21,7 @@ from ullage.timing.step import Stage, gathered_on, sent_on
 from ullage.timing.work import Exchange, OpWork
 
 Phase = Literal["forward", "recompute", "backward", "step"]
+PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "step")
 
 
 @frozen
@@ -53,11 +55,12 @@ class Transfer:
 
 
 def transfers(stage: Stage) -> tuple[Transfer, ...]:
-    """In the order of a step; equal ones of equal blocks are one."""
+    """By phase, in each in the order of the step; equal ones of equal blocks are one."""
     counts: Counter[Transfer] = Counter()
     for one in (*_of_ops(stage), *_of_shards(stage), *_of_replicas(stage), *_between_stages(stage)):
         counts[replace(one, count=0)] += one.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
+    found = [replace(one, count=count) for one, count in counts.items()]
+    return tuple(sorted(found, key=lambda one: PHASES.index(one.phase)))
 
 
 def _transfer(
@@ -77,22 +80,22 @@ def _transfer(
 
 def _of_ops(stage: Stage) -> Iterator[Transfer]:
     """Tensor, context, expert and vocabulary parallelism: inside a block, in every micro-batch."""
-    job, context = stage.job, stage.context
-    for element in (element for elements in stage.elements for element in elements):
-        work = block_work(element.block, context)
-        again = work_again(element.block, context, element.mode, job.recompute)
-        passes: tuple[tuple[Phase, tuple[OpWork, ...]], ...] = (
-            ("forward", work),
-            ("recompute", again),
-            ("backward", work),
-        )
-        for phase, ops in passes:
-            for op in ops:
-                of = op.backward if phase == "backward" else op.forward
-                for one in sendings(of, stage.place, backward=phase == "backward"):
-                    count = element.size * job.data.grad_accum
-                    name = op.name.removesuffix(" exchange")
-                    yield _transfer(stage, phase, element.block.name, name, one.exchange, count, one.wait_s)
+    elements = [element for elements in stage.elements for element in elements]
+    for element in elements:
+        yield from _of_passes(stage, "forward", element, block_work(element.block, stage.context))
+    for element in reversed(elements):
+        again = work_again(element.block, stage.context, element.mode, stage.job.recompute)
+        yield from _of_passes(stage, "recompute", element, again)
+        yield from _of_passes(stage, "backward", element, reversed(block_work(element.block, stage.context)))
+
+
+def _of_passes(stage: Stage, phase: Phase, element: Element, ops: Iterable[OpWork]) -> Iterator[Transfer]:
+    count = element.size * stage.job.data.grad_accum
+    for op in ops:
+        work = op.backward if phase == "backward" else op.forward
+        for one in sendings(work, stage.place, backward=phase == "backward"):
+            name = op.name.removesuffix(" exchange")
+            yield _transfer(stage, phase, element.block.name, name, one.exchange, count, one.wait_s)
 
 
 def _of_shards(stage: Stage) -> Iterator[Transfer]:
@@ -100,14 +103,16 @@ def _of_shards(stage: Stage) -> Iterator[Transfer]:
     job, graph = stage.job, stage.graph
     micro_batches = job.data.grad_accum
     forwards = 1 if states.resident(job) else micro_batches
-    for at, elements in enumerate(stage.elements):
-        again = states.gathered_again(job, graph, stage.rank, at)
+    for elements in stage.elements:
         for element in elements:
-            name, size = element.block.name, element.size
             for one in states.gathers(job, graph, element.block):
-                yield _transfer(stage, "forward", name, "parameters", one, forwards * size, None)
-                if name in again:
-                    yield _transfer(stage, "backward", name, "parameters", one, micro_batches * size, None)
+                yield _transfer(stage, "forward", element.block.name, "parameters", one, forwards * element.size, None)
+    for at, elements in reversed(list(enumerate(stage.elements))):
+        again = states.gathered_again(job, graph, stage.rank, at)
+        for element in reversed(elements):
+            name, size = element.block.name, element.size
+            for one in states.gathers(job, graph, element.block) if name in again else ():
+                yield _transfer(stage, "backward", name, "parameters", one, micro_batches * size, None)
             for one in states.reduced(job, graph, element.block):
                 yield _transfer(stage, "backward", name, "gradients", one, states.reductions(job) * size, None)
 
@@ -116,7 +121,7 @@ def _of_replicas(stage: Stage) -> Iterator[Transfer]:
     for exchange, count, wait_s in stage.replicas():
         gathers = exchange.kind == "all_gather"
         what = "parameters" if gathers else "gradients"
-        yield _transfer(stage, "step" if gathers else "backward", "the whole stage", what, exchange, count, wait_s)
+        yield _transfer(stage, "step" if gathers else "backward", "stage", what, exchange, count, wait_s)
 
 
 def _between_stages(stage: Stage) -> Iterator[Transfer]:
@@ -126,10 +131,10 @@ def _between_stages(stage: Stage) -> Iterator[Transfer]:
     micro_batches = stage.job.data.grad_accum
     for chunk in stage.rank.chunks:
         if not chunk.last:
-            yield _transfer(stage, "forward", "the stage", "activations", sent, micro_batches, None)
+            yield _transfer(stage, "forward", "stage", "activations", sent, micro_batches, None)
         if not chunk.first:
-            yield _transfer(stage, "backward", "the stage", "gradients of activations", sent, micro_batches, None)
+            yield _transfer(stage, "backward", "stage", "their gradients", sent, micro_batches, None)
         if gathered and not chunk.first:
-            yield _transfer(stage, "forward", "the stage", "activations", gathered, micro_batches, None)
+            yield _transfer(stage, "forward", "stage", "activations", gathered, micro_batches, None)
         if gathered and not chunk.last:
-            yield _transfer(stage, "backward", "the stage", "gradients of activations", gathered, micro_batches, None)
+            yield _transfer(stage, "backward", "stage", "their gradients", gathered, micro_batches, None)
