@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ullage.cli.answer import write_json
+from ullage.cli.answer import save, write_json
 from ullage.cli.flags import add_job_flags, overrides, placed
 from ullage.errors import InvalidInput, UllageError
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     except UllageError as error:
         raise placed(error, written) from None
     if arguments.out is not None:
-        _save(arguments.out, found.text)
+        save(arguments.out, found.text)
     if arguments.json:
         write_json(json.conversion(found))
         return 0
@@ -52,10 +52,3 @@ def run(arguments: argparse.Namespace) -> int:
     for line in told(found):
         sys.stderr.write(f"{line}\n")
     return 0
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot be written: {error.strerror}", key="--out", value=str(path)) from None

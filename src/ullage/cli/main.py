@@ -19,6 +19,7 @@ from ullage.errors import InvalidInput, UllageError, nearest
 
 COMMANDS = {
     "estimate": "what every rank of a job will hold, as an account, with a verdict",
+    "show": "a technique on a job, step by step, with bytes and seconds",
     "models": "the models that a job may name",
     "devices": "the GPUs that a job may name",
     "check": "a configuration that you have: does it fit, what is wrong with it, what helps",
@@ -108,7 +109,7 @@ def _run(arguments: list[str]) -> int:
     parser.usage = f"ullage {name} {command.USAGE}"
     parser.add_argument("-h", "--help", action="help", help="this text")
     command.configure(parser)
-    parsed, extra = parser.parse_known_args(rest)
+    parsed, extra = parser.parse_known_intermixed_args(rest)
     if extra:
         raise _unknown_option(parser, extra[0])
     code: int = command.run(parsed)

@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace (JSON), which ui.perfetto.dev and chrome://tracing open.
+"""A timeline, or a pipeline's step, as a Chrome trace (JSON), which ui.perfetto.dev and chrome://tracing open.
 
 One counter by category, one of everything, the moments as nested slices, and an instant at the peak. Format: "Trace Event
 Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
@@ -7,7 +7,9 @@ Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 from ullage.report.timeline import Timeline, samples, top
-from ullage.units import format_bytes
+from ullage.report.words import AFTER, PASSES
+from ullage.techniques.gantt import Gantt
+from ullage.units import MICROSECONDS, format_bytes
 
 MOST_SAMPLES = 20_000
 MOST_LINES = 12
@@ -44,6 +46,34 @@ def trace(timeline: Timeline, *, title: str) -> Entry:
         "traceEvents": entries,
         "displayTimeUnit": "ns",
         "otherData": {"clock": "microseconds" if timeline.timed else "one tick for each allocation or free, not time"},
+    }
+
+
+def pipeline(gantt: Gantt, *, title: str) -> Entry:
+    """The passes of each stage as slices of a thread of its own; ``ts`` counts microseconds."""
+    entries: list[Entry] = [{"ph": "M", "name": "process_name", "pid": _PID, "args": {"name": title}}]
+    for stage, (slots, after_s) in enumerate(zip(gantt.ranks, gantt.after_s, strict=True)):
+        entries.append(
+            {"ph": "M", "name": "thread_name", "pid": _PID, "tid": stage + 1, "args": {"name": f"stage {stage}"}}
+        )
+        for slot in slots:
+            about = {"micro_batch": slot.micro_batch, "chunk": slot.chunk}
+            name = f"{slot.kind}{slot.micro_batch}"
+            entries.append(_slice(name, PASSES[slot.kind], slot.start_s, slot.end_s, stage, about))
+        entries.append(_slice(AFTER, "step", slots[-1].end_s, after_s, stage, {}))
+    return {"traceEvents": entries, "displayTimeUnit": "ms", "otherData": {"clock": "microseconds"}}
+
+
+def _slice(name: str, category: str, start_s: float, end_s: float, stage: int, about: dict[str, int]) -> Entry:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": start_s * MICROSECONDS,
+        "dur": (end_s - start_s) * MICROSECONDS,
+        "pid": _PID,
+        "tid": stage + 1,
+        "args": about,
     }
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ullage.job.job import Job
     from ullage.memory.ledger import Line
 
+PASSES = {"F": "forward", "B": "backward"}
+AFTER = "reductions and optimizer"
 VERDICTS = {"fits": "FITS", "tight": "TIGHT", "oom": "OUT OF MEMORY"}
 
 
