@@ -38,6 +38,15 @@ def test_a_plain_all_reduce(show) -> None:
     assert row == ("backward", "stage: gradients", "all-reduce", 8, 1, gradients, 2 * 7 * gradients // 8)
 
 
+@pytest.mark.parametrize(("overlaps", "behind"), [(True, "a pass"), (False, "nothing")])
+def test_what_a_reduction_hides_behind(show, overlaps: bool, behind: str) -> None:
+    engine = {"name": "megatron", "zero_stage": 1, "options": {"overlap_grad_reduce": overlaps}}
+    rows = show("collectives", MEGATRON, engine=engine, layout={"dp": 8}).part("Seconds").rows
+    reduction = next(row for row in rows if row[2] == "reduce-scatter")
+    assert reduction[6] == behind
+    assert (reduction[7] < reduction[5]) == overlaps
+
+
 def test_an_axis_says_which_links_it_crosses(show) -> None:
     part = show("collectives", MEGATRON, layout={"tp": 8}, **WIDE).part("By axis")
     found = {row[0]: row[1:4] for row in part.rows}

@@ -95,6 +95,13 @@ def _what(found: Iterable[Transfer]) -> Part:
     return Part(title="Bytes", about="By phase of the step.", columns=COLUMNS, rows=tuple(map(row, found)))
 
 
+def _behind(one: Transfer) -> str:
+    """What runs while it is on the wire."""
+    if one.wait_s is None:
+        return JOINTLY
+    return one.exchange.behind or ("a pass" if one.wait_s < one.cost.seconds else "nothing")
+
+
 def _seconds(found: Iterable[Transfer]) -> Part:
     columns = (
         Column(name="phase", head="phase"),
@@ -114,7 +121,7 @@ def _seconds(found: Iterable[Transfer]) -> Part:
             one.cost.algorithm,
             one.cost.seconds,
             one.sent_s,
-            JOINTLY if one.wait_s is None else one.exchange.behind or "nothing",
+            _behind(one),
             None if one.wait_s is None else one.count * one.wait_s,
         )
         for one in found
