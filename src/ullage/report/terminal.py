@@ -180,6 +180,7 @@ PARTS = {
     "ep": "waiting for expert parallelism",
     "shard": "waiting for gathers and reductions of shards",
     "dp": "waiting for data parallelism",
+    "gradients": "gradients added up, zeroed and checked",
     "optimizer": "optimizer",
     "bubble": "pipeline bubble and sends",
 }

@@ -48,10 +48,11 @@ class Gantt:
 def gantt(order: Order, stages: tuple[Stage, ...]) -> Gantt:
     """The actions with the times that the step's seconds are made of."""
     ranks = []
+    last = stages[0].job.data.grad_accum - 1
     for stage, actions, ends in zip(stages, order.actions, order.ends_s, strict=True):
         ranks.append(
             tuple(
-                Slot(action.kind, action.chunk, action.micro_batch, end - stage.seconds(action), end)
+                Slot(action.kind, action.chunk, action.micro_batch, end - stage.seconds(action, last), end)
                 for action, end in zip(actions, ends, strict=True)
             )
         )
