@@ -169,6 +169,12 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
     )
 
 
+def rank_peak(job: Job, graph: Graph, rank: Rank) -> tuple[int, Account]:
+    """Allocated bytes of one rank's peak, and its account: what is known before the allocator is simulated."""
+    found = _peak_of(job, graph, rank)
+    return found.peak.bytes, found.account
+
+
 @lru_cache(maxsize=512)
 def _waste(job: Job, graph: Graph, worst: Rank, peak_bytes: int) -> int:
     """Reserved minus allocated on the worst rank, simulated; the other ranks waste the same share."""

@@ -40,9 +40,13 @@ EVIDENCE = {
 }
 
 
+LEAST_ABOVE = 0.05
+"""No high estimate is less than this share of reserved memory above it: a search may count on it."""
+
+
 def doubts(job: Job, account: Account) -> tuple[Doubt, ...]:
     """What is uncertain in a job, beside the fixed overheads outside the allocator."""
-    found = [Doubt(what="model", below=0.04, above=0.05)]
+    found = [Doubt(what="model", below=0.04, above=LEAST_ABOVE)]
     if job.compile:
         found.append(Doubt(what="compile", below=0.10, above=0.06))
     if _dropless(job):

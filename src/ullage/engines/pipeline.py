@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.job.checks_pipeline import GROUP_OPTIONS
-from ullage.job.job import Job
+from ullage.job.job import Engine, Job, Layout
 from ullage.memory.program import Node, Repeat, Sequence
 from ullage.schedule import Action, actions, compact, torch_group_size
 
@@ -14,24 +14,28 @@ ChunkNode = Callable[[int], Node]
 
 
 def actions_of(job: Job, rank: int) -> tuple[Action, ...]:
-    """What a pipeline rank does in one optimizer step, in order, as the job's engine groups its micro-batches."""
-    layout, micro_batches = job.layout, job.data.grad_accum
+    """What a pipeline rank does in one optimizer step, in order."""
+    return actions_in(job.layout, job.engine, job.data.grad_accum, rank)
+
+
+def actions_in(layout: Layout, engine: Engine, micro_batches: int, rank: int) -> tuple[Action, ...]:
+    """What a pipeline rank does in one optimizer step, in order, as the engine groups its micro-batches."""
     return actions(
         layout.schedule if layout.pp > 1 else "1f1b",
         stages=layout.pp,
         rank=rank,
         micro_batches=micro_batches,
         chunks=layout.vpp,
-        group_size=_group_size(job),
+        group_size=_group_size(layout, engine, micro_batches),
     )
 
 
-def _group_size(job: Job) -> int | None:
-    if job.layout.schedule != "interleaved-1f1b":
+def _group_size(layout: Layout, engine: Engine, micro_batches: int) -> int | None:
+    if layout.schedule != "interleaved-1f1b":
         return None
-    if job.engine.name == "fsdp2":
-        return torch_group_size(job.layout.pp, job.data.grad_accum)
-    found = (job.engine.options.get(name) for name in GROUP_OPTIONS)
+    if engine.name == "fsdp2":
+        return torch_group_size(layout.pp, micro_batches)
+    found = (engine.options.get(name) for name in GROUP_OPTIONS)
     return next((group for group in found if isinstance(group, int)), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from ullage.schedule.base import Action, Kind
 
@@ -36,38 +37,40 @@ def finish_times(
     """
     stages = len(ranks)
     last_stage = stages * (1 + max(action.chunk for actions in ranks for action in actions)) - 1
-    done: dict[tuple[Kind, int, int], float] = {}  # (kind, stage, micro-batch) -> when
+    micro_batches = 1 + max(action.micro_batch for actions in ranks for action in actions)
+    # when each stage has ended each micro-batch; None: not yet
+    forwards: list[list[float | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
+    backwards: list[list[float | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
     ends: list[list[float]] = [[] for _ in ranks]
     progress = True
     while progress:
         progress = False
         for rank, actions in enumerate(ranks):
             mine = ends[rank]
-            while len(mine) < len(actions):
-                action = actions[len(mine)]
+            now = mine[-1] if mine else 0.0
+            for action in islice(actions, len(mine), None):
                 stage, micro_batch = action.chunk * stages + rank, action.micro_batch
-                ready = _ready(action.kind, stage, micro_batch, last_stage, done, send_s)
+                ready: float | None
+                if action.kind == "F":
+                    done = forwards[stage]
+                    ready = 0.0 if stage == 0 else forwards[stage - 1][micro_batch]
+                    if stage and ready is not None:
+                        ready += send_s
+                else:
+                    done = backwards[stage]
+                    ready = forwards[stage][micro_batch]
+                    if ready is not None and stage != last_stage:
+                        ready = backwards[stage + 1][micro_batch]
+                        if ready is not None:
+                            ready += send_s
                 if ready is None:
                     break
-                end = max(ready, mine[-1] if mine else 0.0) + cost(rank, action)
-                mine.append(end)
-                done[action.kind, stage, micro_batch] = end
+                now = (now if now > ready else ready) + cost(rank, action)
+                mine.append(now)
+                done[micro_batch] = now
                 progress = True
     assert all(len(mine) == len(actions) for mine, actions in zip(ends, ranks, strict=True)), "the schedule deadlocks"
     return tuple(tuple(mine) for mine in ends)
-
-
-def _ready(
-    kind: Kind, stage: int, micro_batch: int, last_stage: int, done: dict[tuple[Kind, int, int], float], send_s: float
-) -> float | None:
-    """When the input of an action is there; None: not yet."""
-    if kind == "F" and stage == 0:
-        return 0.0
-    own = done.get(("F", stage, micro_batch))
-    if kind == "B" and (own is None or stage == last_stage):
-        return own
-    sent = done.get((kind, stage - 1 if kind == "F" else stage + 1, micro_batch))
-    return None if sent is None else sent + send_s
 
 
 def bubble_fraction(ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0) -> float:

@@ -102,6 +102,13 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
     )
 
 
+def pass_s(work: Pass, place: Place, *, backward: bool) -> float:
+    """``pass_parts`` added up."""
+    found = sum(_matmuls_s(work, place)) + _attention_s(work, place, backward=backward)
+    found += sum(traffic_s(place.cluster.device, one) for one in work.traffic)
+    return found + sum(one.wait_s for one in sendings(work, place, backward=backward))
+
+
 def work_again(block: Block, context: Context, mode: str, recompute: Recompute) -> tuple[OpWork, ...]:
     """What the backward runs again of a block in this mode."""
     work = block_work(block, context)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
 from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency
-from ullage.calibration.memory import kernel_start_s, memory_efficiency
+from ullage.calibration.memory import MemoryKind, kernel_start_s, memory_efficiency
 from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
 from ullage.comm.cost import seconds as transfer
@@ -73,6 +73,11 @@ def attention_s(device: Device, work: Attention, impl: str, *, backward: bool) -
 def traffic_s(device: Device, work: Traffic) -> float:
     share = memory_efficiency(device, work.kind).value
     return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
+
+
+def moved_s(device: Device, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
+    """Bytes read and written by kernels so large that their start does not count."""
+    return moved_bytes / (bandwidth_bytes_per_s(device) * memory_efficiency(device, kind).value)
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 from ullage import dtypes
 from ullage.engines.fsdp2.policy import reduces_each, units_of
@@ -17,6 +18,12 @@ from ullage.timing.work import Exchange
 FSDP = ("fsdp1", "fsdp2")
 PARAMETERS_SHARDED = 3
 GRADIENTS_SHARDED = 2
+
+
+class Holds(Protocol):
+    """Whoever knows how many elements of parameters, dense or expert, are on a rank: a Rank, or a search's sums."""
+
+    def numel(self, *, expert: bool) -> int: ...
 
 
 def is_sharded(job: Job) -> bool:
@@ -82,7 +89,7 @@ def reduced(job: Job, graph: Graph, block: Block) -> tuple[Exchange, ...]:
     return tuple(found)
 
 
-def replica_reductions(job: Job, rank: Rank) -> tuple[Exchange, ...]:
+def replica_reductions(job: Job, rank: Holds) -> tuple[Exchange, ...]:
     """How whole gradients of a rank are reduced: scattered where the optimizer is sharded (DeepSpeed, Megatron), else summed."""
     scatters = job.engine.zero_stage > 0 and job.engine.name != "zero1"
     return tuple(
@@ -91,14 +98,14 @@ def replica_reductions(job: Job, rank: Rank) -> tuple[Exchange, ...]:
     )
 
 
-def replica_gathers(job: Job, rank: Rank) -> tuple[Exchange, ...]:
+def replica_gathers(job: Job, rank: Holds) -> tuple[Exchange, ...]:
     """Parameters after a sharded optimizer's step: each rank has those that it stepped."""
     if not job.engine.zero_stage:
         return ()
     return tuple(_exchange("all_gather", axis, numel, job.precision.params) for axis, numel in _replicas(job, rank))
 
 
-def _replicas(job: Job, rank: Rank) -> list[tuple[str, int]]:
+def _replicas(job: Job, rank: Holds) -> list[tuple[str, int]]:
     """(axis, elements) of dense and expert parameters that more than one rank holds."""
     if is_sharded(job):
         return []

@@ -9,13 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from ullage import dtypes
-from ullage.calibration.memory import MemoryKind, memory_efficiency
+from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import contention
 from ullage.engines.base import context_of, flag
-from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
-from ullage.engines.optimizer import MOMENTS
 from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
@@ -39,7 +36,8 @@ from ullage.timing.gradients import (
     copied_out_bytes,
     once_bytes,
 )
-from ullage.timing.machine import bandwidth_bytes_per_s, exchange_cost, peak_flops_per_s
+from ullage.timing.machine import exchange_cost, moved_s, peak_flops_per_s
+from ullage.timing.optimizer import optimizer_s
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.work import Exchange
 
@@ -70,6 +68,17 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
 
 
+def place_of(job: Job) -> Place:
+    """Where the blocks of a job run."""
+    return Place(
+        cluster=job.cluster,
+        layout=job.layout,
+        attention=job.attention,
+        asynchronous=asynchronous(job),
+        accumulates=accumulates(job),
+    )
+
+
 def _refuse(job: Job) -> None:
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
@@ -94,7 +103,7 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
     plan = tuple(actions_of(job, stage.rank.index) for stage in found)
     last = job.data.grad_accum - 1
     ends = finish_times(
-        plan, lambda rank, action: found[rank].seconds(action, last), send_s=_send_s(job, found[0].context)
+        plan, lambda rank, action: found[rank].seconds(action, last), send_s=send_s(job, found[0].context)
     )
     return Order(actions=plan, ends_s=ends)
 
@@ -163,7 +172,8 @@ def gathered_on(job: Job, context: Context) -> Exchange | None:
     return Exchange(kind="all_gather", axis="tp", payload_bytes=stream)
 
 
-def _send_s(job: Job, context: Context) -> float:
+def send_s(job: Job, context: Context) -> float:
+    """Seconds from one pipeline stage to the next; nothing without a pipeline."""
     found = sent_on(job, context), gathered_on(job, context)
     return sum(exchange_cost(job, one).seconds for one in found if one is not None)
 
@@ -186,13 +196,7 @@ class Stage:
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
         self.job, self.graph, self.context, self.rank = job, graph, context, rank
-        self.place = Place(
-            cluster=job.cluster,
-            layout=job.layout,
-            attention=job.attention,
-            asynchronous=asynchronous(job),
-            accumulates=accumulates(job),
-        )
+        self.place = place_of(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.numels: dict[Block, int] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
@@ -295,9 +299,8 @@ class Stage:
             self.numels[block] = sum(local_numel(self.graph, param, self.job.layout) for param in params)
         return self.numels[block]
 
-    def _moved_s(self, moved: float, kind: MemoryKind = "pointwise") -> float:
-        device = self.job.cluster.device
-        return moved / (bandwidth_bytes_per_s(device) * memory_efficiency(device, kind).value)
+    def _moved_s(self, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
+        return moved_s(self.job.cluster.device, moved_bytes, kind)
 
     # -- sharded parameters
 
@@ -323,7 +326,7 @@ class Stage:
 
     def _once(self) -> Parts:
         items = [
-            ("optimizer", self._optimizer_s()),
+            ("optimizer", optimizer_s(self.job, self.rank)),
             ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
         ]
         if not states.is_sharded(self.job):
@@ -348,35 +351,3 @@ class Stage:
             yield one, states.reductions(self.job), max(0.0, self._sent_s([one]) - last)
         for one in states.replica_gathers(self.job, self.rank):
             yield one, 1, max(0.0, self._sent_s([one]) - first)
-
-    def _optimizer_s(self) -> float:
-        """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
-        return self._moved_s(self._state_bytes_moved(), "optimizer")
-
-    def _state_bytes_moved(self) -> float:
-        precision, optimizer = self.job.precision, self.job.optimizer
-        numel = 0.0
-        for expert in (False, True):
-            owners = self.job.layout.expert_dp if expert else self.job.layout.dp * self.job.layout.cp
-            shards = shard_count(self.job, expert=expert) if states.is_sharded(self.job) else owners
-            numel += self.rank.numel(expert=expert) / (shards if self.job.engine.zero_stage else 1)
-        master = dtypes.bits(precision.master or precision.params) / 8
-        gradient = dtypes.bits(precision.grads) / 8
-        state = (
-            len(MOMENTS.get(optimizer.name, ("momentum",)))
-            * dtypes.bits(STATE.get(optimizer.state, optimizer.state))
-            / 8
-        )
-        copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
-        once = gradient + 2 * master + 2 * state + copied
-        if optimizer.impl != "fused":
-            once += EAGER_PASSES * master
-        clipped = 3 * gradient if self.job.grad_clip else 0.0
-        return numel * (once + clipped)
-
-
-STATE = {"8bit": "int8"}
-
-EAGER_PASSES = 13
-"""Tensors in the parameters' type that AdamW's foreach kernels read and write beside what one fused kernel does (20 and 7): counted from
-torch/optim/adamw.py, _multi_tensor_adamw, and held against no measurement."""

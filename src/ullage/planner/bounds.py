@@ -1,0 +1,248 @@
+"""Lower bounds of a strategy's step and of its memory, from costs of single blocks: what a search may leave out, proven.
+
+Time. A rank cannot start before the first micro-batch has come through the ranks before it, works through all micro-batches, and the
+step ends when the first rank has the last gradient: fill + m x (forward + backward) + drain, for each rank. Sharded blocks cannot be
+faster than their computing, nor than their wire. Sends, and what the optimizer and replicas do afterwards, only add.
+
+Memory. When the pipeline is full a rank holds its states and, of each micro-batch in flight, what the blocks left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ullage.engines.fsdp2.policy import reshards
+from ullage.engines.interval import LEAST_ABOVE
+from ullage.frozen import frozen
+from ullage.hardware import overheads
+from ullage.job.job import Job, Recompute
+from ullage.planner.costs import FULL, NONE, ShapeCosts
+from ullage.planner.stages import Counts, Stage, flights
+from ullage.planner.states import bytes_per_element
+from ullage.timing.gradients import accumulated_bytes, once_bytes
+from ullage.timing.machine import exchange_cost, moved_s
+from ullage.timing.optimizer import optimizer_s
+from ullage.timing.states import FSDP, is_sharded, reductions, replica_gathers, replica_reductions, resident
+
+
+@frozen
+class StageTime:
+    """Of one micro-batch: all chunks of a rank, and the first alone, forward and backward together.
+
+    shortest_forward_s, shortest_backward_s: of its chunks, computing alone.
+    """
+
+    both_s: float
+    first_chunk_s: float
+    shortest_forward_s: float
+    shortest_backward_s: float
+
+
+def longer_by(time: StageTime, seconds: float) -> StageTime:
+    """With more to compute in each micro-batch; where of its chunks is not said."""
+    return StageTime(
+        both_s=time.both_s + seconds,
+        first_chunk_s=time.first_chunk_s,
+        shortest_forward_s=time.shortest_forward_s,
+        shortest_backward_s=time.shortest_backward_s,
+    )
+
+
+def computing_s(costs: ShapeCosts, stages: Sequence[Stage], recompute: Recompute) -> list[StageTime]:
+    """Of every rank, with nothing but what happens inside of blocks."""
+    return _stage_times(costs, stages, recompute, lambda part, computing: sum(computing))
+
+
+def stage_times(costs: ShapeCosts, stages: Sequence[Stage], job: Job, recompute: Recompute) -> list[StageTime]:
+    """Of every rank, with what the engine gathers and reduces around blocks."""
+    if not is_sharded(job) or resident(job):
+        return computing_s(costs, stages, recompute)
+    wire = costs.wire_s(job)
+    return _stage_times(costs, stages, recompute, lambda part, computing: _beside_wire_s(job, wire, part, computing))
+
+
+def _stage_times(
+    costs: ShapeCosts,
+    stages: Sequence[Stage],
+    recompute: Recompute,
+    both: Callable[[Counts, tuple[float, float]], float],
+) -> list[StageTime]:
+    known: dict[tuple[Counts, ...], StageTime] = {}
+    parts: dict[Counts, tuple[float, float, float]] = {}
+    for stage in stages:
+        if not stage.first_of_kind:
+            continue
+        for part in stage.chunks:
+            if part not in parts:
+                computing = _chunk_s(costs, part, recompute)
+                parts[part] = (*computing, both(part, computing))
+        each = [parts[part] for part in stage.chunks]
+        known[stage.chunks] = StageTime(
+            both_s=sum(one[2] for one in each),
+            first_chunk_s=each[0][2],
+            shortest_forward_s=min(one[0] for one in each),
+            shortest_backward_s=min(one[1] for one in each),
+        )
+    return [known[stage.chunks] for stage in stages]
+
+
+def _chunk_s(costs: ShapeCosts, part: Counts, recompute: Recompute) -> tuple[float, float]:
+    """Computing, and what it waits for inside of blocks."""
+    forward = backward = 0.0
+    for kind, count, _ in part:
+        cost = costs.blocks[kind]
+        forward += count * cost.forward_s
+        backward += count * cost.backward_s
+    if recompute.kind != "none":
+        backward += sum(count * costs.again_s(kind, how) for kind, count, how in modes(part, recompute))
+    return forward, backward
+
+
+def _beside_wire_s(
+    job: Job, wire: Sequence[tuple[float, float]], part: Counts, computing: tuple[float, float]
+) -> float:
+    """A chunk whose parameters are gathered around each block: no faster than its computing, nor than its wire."""
+    gather = sum(count * wire[kind][0] for kind, count, _ in part)
+    reduce = sum(count * wire[kind][1] for kind, count, _ in part) if reductions(job) > 1 else 0.0
+    again = gather
+    if job.engine.name in FSDP:  # the root's parameters stay
+        again = sum(count * wire[kind][0] for kind, count, layer in part if layer) if reshards(job) else 0.0
+    return max(computing[0], gather) + max(computing[1], again + reduce)
+
+
+class Held:
+    """Elements of parameters on a rank, summed from its blocks."""
+
+    def __init__(self, costs: ShapeCosts, stage: Stage) -> None:
+        self.dense = sum(count * costs.blocks[kind].dense for kind, count, _ in stage.counts)
+        self.experts = sum(count * costs.blocks[kind].experts for kind, count, _ in stage.counts)
+        if stage.both_ends:
+            self.dense -= costs.grid.tied
+
+    def numel(self, *, expert: bool) -> int:
+        return self.experts if expert else self.dense
+
+
+def outside_bound_s(job: Job, held: Held, time: StageTime) -> float:
+    """The optimizer, what replicas exchange once a step or more, less all that a forward or a backward could hide, and what is done to
+    whole gradients."""
+    device, options = job.cluster.device, job.engine.options
+    found = optimizer_s(job, held)
+    if is_sharded(job):
+        return found
+    numel = held.dense + held.experts
+    found += moved_s(device, numel * once_bytes(job))
+    overlaps = job.engine.name in ("ddp", "zero1") or options.get("overlap_grad_reduce") is True
+    gathers = options.get("overlap_param_gather") is True
+    # a backward may run its whole forward again, and adds up its gradients
+    summed = moved_s(device, numel * accumulated_bytes(job, compute_of(job)))
+    last = time.shortest_backward_s + time.shortest_forward_s + summed
+    for one in replica_reductions(job, held):
+        found += reductions(job) * max(0.0, exchange_cost(job, one).seconds - (last if overlaps else 0.0))
+    for one in replica_gathers(job, held):
+        found += max(0.0, exchange_cost(job, one).seconds - (time.shortest_forward_s if gathers else 0.0))
+    return found
+
+
+def compute_of(job: Job) -> str:
+    compute = job.precision.compute
+    return compute if compute not in ("fp8", "fp4") else "bf16"
+
+
+def modes(part: Counts, recompute: Recompute) -> list[tuple[int, int, Recompute]]:
+    """A chunk's kinds of block with how many of each are recomputed how."""
+    if recompute.kind != "layers":
+        return [(kind, count, recompute if layer else NONE) for kind, count, layer in part]
+    left = recompute.layers
+    found: list[tuple[int, int, Recompute]] = []
+    for kind, count, layer in part:
+        checkpointed = min(left, count) if layer else 0
+        left -= checkpointed
+        if checkpointed:
+            found.append((kind, checkpointed, FULL))
+        if count > checkpointed:
+            found.append((kind, count - checkpointed, NONE))
+    return found
+
+
+def step_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
+    """No rank's fill, work and drain takes longer than the step. send_s: from one stage to the next."""
+    most = before = 0.0
+    for one in times:
+        most = max(most, before + micro_batches * one.both_s)
+        before += one.first_chunk_s + 2 * send_s
+    return most
+
+
+def any_chunks_bound_s(
+    costs: ShapeCosts, times: Sequence[StageTime], again_s: Sequence[float], micro_batches: int, send_s: float
+) -> float:
+    """The least of ``step_bound_s`` however each rank's layers are cut into chunks: the first of each has a layer at least.
+
+    again_s: what each rank recomputes of a micro-batch at the least.
+    """
+    most, before = 0.0, costs.first_s
+    for one, more in zip(times, again_s, strict=True):
+        most = max(most, micro_batches * (one.both_s + more) + (before if one is not times[0] else 0.0))
+        before += costs.shortest_s + 2 * send_s
+    return most
+
+
+class MemoryBound:
+    """What a device has room for, and the least that a stage of a strategy holds of it."""
+
+    def __init__(self, job: Job) -> None:
+        outside = overheads.context(job.cluster.device, lazy=True)
+        self.room_bytes = int((job.cluster.device.capacity_bytes - outside.high_bytes) / (1 + LEAST_ABOVE))
+
+    def states_bytes(self, held: Held, job: Job) -> tuple[float, float]:
+        """Between two steps, and at the end of the last backward."""
+        shards = job.engine.shard_group or job.layout.dp * job.layout.cp
+        dense = bytes_per_element(job, shards)
+        if not held.experts:
+            return held.dense * dense.kept, held.dense * dense.end
+        experts = bytes_per_element(job, shards if job.engine.shard_group else max(1, job.layout.expert_dp))
+        return (
+            held.dense * dense.kept + held.experts * experts.kept,
+            held.dense * dense.end + held.experts * experts.end,
+        )
+
+    def stage_bytes(self, costs: ShapeCosts, stage: Stage, job: Job, recompute: Recompute) -> float:
+        """With the pipeline full, or with all gradients: whichever is more."""
+        kept, end = self.states_bytes(Held(costs, stage), job)
+        return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
+
+    def again_s(
+        self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, recompute: Recompute
+    ) -> float | None:
+        """The least that a rank recomputes of a micro-batch; None: even all is not enough.
+
+        in_flight: forwards of one of its chunks; states_bytes: what it holds beside them. Both at the least. recompute: whether its layers
+        may be recomputed one by one (none), or as it says.
+        """
+        over = states_bytes + in_flight * chunk_bytes(costs, stage, recompute) - self.room_bytes
+        if over <= 0:
+            return 0.0
+        if recompute.kind != "none":
+            return None
+        saved, again_s = 0, float("inf")
+        plain, checkpointed = costs.kept(NONE), costs.kept(FULL)
+        for kind, _, layer in stage.counts:
+            if layer:
+                saved = max(saved, plain[kind] - checkpointed[kind])
+                again_s = min(again_s, costs.again_s(kind, FULL))
+        layers = [sum(count for _, count, layer in part if layer) for part in stage.chunks]
+        if in_flight * saved * max(layers) < over:
+            return None
+        needed = over / (in_flight * saved)
+        return again_s * sum(min(needed, each) for each in layers)
+
+
+def chunk_bytes(costs: ShapeCosts, stage: Stage, recompute: Recompute) -> int:
+    """What a forward of the rank's smallest chunk leaves behind."""
+    if recompute.kind == "none":
+        kept = costs.kept(NONE)
+        return min(sum(count * kept[kind] for kind, count, _ in part) for part in set(stage.chunks))
+    return min(
+        sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute)) for part in set(stage.chunks)
+    )

@@ -1,0 +1,285 @@
+"""What one block costs one rank, by the shape of its tensors: seconds, and bytes that a forward leaves for the backward.
+
+A *grid* is a choice of the degrees that divide a block (tensor, sequence, context, expert parallelism) with a loss; a *shape* is a grid
+with a micro-batch. How many blocks a rank has, how often it runs them and what is divided over replicas is arithmetic on top.
+
+A block's ops and tensors grow evenly with the micro-batch: what the work of one and of two sequences is says what it is of any number.
+Seconds are then looked up for the matmuls that come out, whose efficiency does not grow evenly.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+from ullage.engines.base import context_of
+from ullage.frozen import frozen
+from ullage.job.bind import is_expert, local_numel
+from ullage.job.job import Job, Recompute
+from ullage.kernels.step import Context
+from ullage.memory import chunk as chunks
+from ullage.memory.block import GradRule
+from ullage.memory.chunk import PLAIN, SELECTIVE, Replayer
+from ullage.memory.rank import Chunk
+from ullage.model.graph import Block, Graph, Param, Run
+from ullage.planner.copies import with_micro_batch
+from ullage.timing import states
+from ullage.timing.blocks import Place, block_time, pass_s
+from ullage.timing.machine import exchange_cost
+from ullage.timing.ops import block_work
+from ullage.timing.step import place_of, send_s
+from ullage.timing.work import Attention, Exchange, Matmul, Pass
+
+NONE, FULL = Recompute(), Recompute(kind="full")
+_RULE = GradRule(mode="add")
+
+
+@frozen
+class BlockCost:
+    """dense, experts: elements of its parameters on this rank. forward_s, backward_s: without recomputation."""
+
+    dense: int
+    experts: int
+    forward_s: float
+    backward_s: float
+
+    @property
+    def both_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+class GridCosts:
+    """The kinds of block of a graph under one grid, for one sequence and for two.
+
+    like: the same grid with another loss; the blocks without one are its.
+    """
+
+    def __init__(self, job: Job, graph: Graph, like: GridCosts | None = None) -> None:
+        self.job, self.graph = job, graph
+        self._like = like
+        self.place = place_of(job)
+        self.kinds = kinds(graph)
+        self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
+        self.numels = [self._numels(block) for block in self.kinds]
+        self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
+
+    @cached_property
+    def contexts(self) -> tuple[Context, Context]:
+        one, two = (context_of(with_micro_batch(self.job, number), self.graph) for number in (1, 2))
+        return one, two
+
+    @cached_property
+    def works(self) -> list[tuple[_Growing, _Growing]]:
+        """Of each kind, its forward and its backward."""
+        found = []
+        for kind, block in enumerate(self.kinds):
+            if self._like is not None and not _has_loss(block):
+                found.append(self._like.works[kind])
+                continue
+            one, two = (block_work(block, context, self.place.accumulates) for context in self.contexts)
+            pairs = list(zip(one, two, strict=True))
+            found.append(
+                (
+                    _Growing([(a.forward, b.forward) for a, b in pairs], self.place, backward=False),
+                    _Growing([(a.backward, b.backward) for a, b in pairs], self.place, backward=True),
+                )
+            )
+        return found
+
+    def _numels(self, block: Block) -> tuple[int, int]:
+        """Elements of a block's parameters on one rank, dense ones and experts'."""
+        params = [param for param in block.params if not param.buffer]
+        dense, experts = (sum(self._numel(one) for one in params if is_expert(one) == kind) for kind in (False, True))
+        return dense, experts
+
+    def _numel(self, param: Param) -> int:
+        return local_numel(self.graph, param, self.job.layout)
+
+    @cached_property
+    def tied(self) -> int:
+        """Elements that the first and the last rank share where they are one."""
+        seconds = {second for _, second in self.graph.tied}
+        return sum(
+            self._numel(param)
+            for block in self.kinds
+            for param in block.params
+            if f"{block.name}.{param.name}" in seconds
+        )
+
+    def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
+        """What one more block of this kind in a chunk leaves behind after a forward: at least nothing."""
+        if self._like is not None and not _has_loss(self.kinds[kind]):
+            return self._like.kept_bytes(kind, recompute, micro_batch)
+        key = (kind, recompute.kind, recompute.modules)
+        if key not in self._kept:
+            one, two = (_kept_by(self.kinds[kind], context, recompute) for context in self.contexts)
+            self._kept[key] = (one, two - one)
+        first, each = self._kept[key]
+        return max(0, first + each * (micro_batch - 1))
+
+
+def _has_loss(block: Block) -> bool:
+    return any(op.kind == "loss" or op.name.endswith("lm_head") for op in block.ops)
+
+
+class _Growing:
+    """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear."""
+
+    def __init__(self, pairs: list[tuple[Pass, Pass]], place: Place, *, backward: bool) -> None:
+        self._place, self._backward = place, backward
+        self._pairs = [(one, two) for one, two in pairs if one.matmuls or one.attention or one.exchanges]
+        moved = [
+            pass_s(
+                Pass(traffic=tuple(traffic for pair in pairs for traffic in pair[index].traffic)),
+                place,
+                backward=backward,
+            )
+            for index in (0, 1)
+        ]
+        self._first_s, self._each_s = moved[0], moved[1] - moved[0]
+
+    def seconds(self, micro_batch: int) -> float:
+        more = micro_batch - 1
+        found = self._first_s + self._each_s * more
+        for one, two in self._pairs:
+            found += pass_s(_between(one, two, more), self._place, backward=self._backward)
+        return found
+
+
+def _between(one: Pass, two: Pass, more: int) -> Pass:
+    """A pass of ``more`` sequences beyond the one, without its traffic."""
+    return Pass(
+        matmuls=tuple(_matmul(a, b, more) for a, b in zip(one.matmuls, two.matmuls, strict=True)),
+        attention=_attention(one.attention, two.attention, more),
+        exchanges=tuple(_exchange(a, b, more) for a, b in zip(one.exchanges, two.exchanges, strict=True)),
+    )
+
+
+def _matmul(a: Matmul, b: Matmul, more: int) -> Matmul:
+    return Matmul(
+        m=a.m + (b.m - a.m) * more,
+        n=a.n + (b.n - a.n) * more,
+        k=a.k + (b.k - a.k) * more,
+        dtype=a.dtype,
+        groups=a.groups + (b.groups - a.groups) * more,
+        accumulate=a.accumulate,
+        streams=a.streams,
+    )
+
+
+def _attention(a: Attention | None, b: Attention | None, more: int) -> Attention | None:
+    if a is None or b is None:
+        return None
+    return Attention(
+        batch=a.batch + (b.batch - a.batch) * more,
+        heads=a.heads,
+        head_dim=a.head_dim,
+        v_head_dim=a.v_head_dim,
+        queries=a.queries,
+        keys=a.keys,
+        causal=a.causal,
+        dtype=a.dtype,
+    )
+
+
+def _exchange(a: Exchange, b: Exchange, more: int) -> Exchange:
+    payload = a.payload_bytes + (b.payload_bytes - a.payload_bytes) * more
+    return Exchange(kind=a.kind, axis=a.axis, payload_bytes=payload, behind=a.behind, pieces=a.pieces)
+
+
+class ShapeCosts:
+    """The kinds of block of a graph as a job of one shape runs them; what is asked for late is computed late.
+
+    A kind is an index into ``kinds(graph)``: a search looks it up a million times.
+    """
+
+    def __init__(self, grid: GridCosts, job: Job) -> None:
+        self.grid, self.job = grid, job
+        self.micro_batch = job.data.micro_batch
+        self.blocks = [
+            BlockCost(
+                dense=dense,
+                experts=experts,
+                forward_s=forward.seconds(self.micro_batch),
+                backward_s=backward.seconds(self.micro_batch),
+            )
+            for (dense, experts), (forward, backward) in zip(grid.numels, grid.works, strict=True)
+        ]
+        self._again: dict[tuple[int, str, tuple[str, ...]], float] = {}
+        self._kept: dict[object, list[int]] = {}
+        self._wire: dict[object, list[tuple[float, float]]] = {}
+        layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
+        self.layers_s = [seconds for seconds, times in layers for _ in range(times)]
+        self.shortest_s = min(self.layers_s)
+        self.first_s = self._role_s("embedding")
+        self.last_s = self._role_s("head", "loss")
+        self.whole_s = sum(times * self.blocks[kind].both_s for kind, times, _ in grid.runs)
+
+    def _role_s(self, *roles: str) -> float:
+        return sum(times * self.blocks[kind].both_s for kind, times, role in self.grid.runs if role in roles)
+
+    @cached_property
+    def context(self) -> Context:
+        return context_of(self.job, self.grid.graph)
+
+    def again_s(self, kind: int, recompute: Recompute) -> float:
+        """Seconds of a block's recomputation in one backward."""
+        if recompute.kind == "none":
+            return 0.0
+        if recompute.kind == "full":
+            return self.blocks[kind].forward_s
+        key = (kind, recompute.kind, recompute.modules)
+        if key not in self._again:
+            block = self.grid.kinds[kind]
+            mode = SELECTIVE if block.role == "layer" else PLAIN
+            self._again[key] = block_time(block, self.context, self.grid.place, mode, recompute).recompute.total_s
+        return self._again[key]
+
+    def kept(self, recompute: Recompute) -> list[int]:
+        """Of each kind, the bytes that one more such block in a chunk leaves behind after a forward; of layers, recomputed like this."""
+        key = (recompute.kind, recompute.modules)
+        if key not in self._kept:
+            self._kept[key] = [
+                self.grid.kept_bytes(kind, recompute if block.role == "layer" else NONE, self.micro_batch)
+                for kind, block in enumerate(self.grid.kinds)
+            ]
+        return self._kept[key]
+
+    def send_s(self, job: Job) -> float:
+        """Seconds in which a stage's output is sent on."""
+        return send_s(job, self.context)
+
+    def wire_s(self, job: Job) -> list[tuple[float, float]]:
+        """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
+        layout, engine = job.layout, job.engine
+        key = (engine.name, engine.zero_stage, engine.shard_group, layout.dp, layout.pp > 1)
+        if key not in self._wire:
+            self._wire[key] = [
+                (
+                    _sent_s(job, states.gathers(job, self.grid.graph, block)),
+                    _sent_s(job, states.reduced(job, self.grid.graph, block)),
+                )
+                for block in self.grid.kinds
+            ]
+        return self._wire[key]
+
+
+def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:
+    return sum(exchange_cost(job, one).seconds for one in exchanges)
+
+
+def _kept_by(block: Block, context: Context, recompute: Recompute) -> int:
+    if block.role != "layer":
+        return _left_by(block, 1, context, recompute)
+    return _left_by(block, 2, context, recompute) - _left_by(block, 1, context, recompute)
+
+
+def _left_by(block: Block, times: int, context: Context, recompute: Recompute) -> int:
+    replayer = Replayer(context=context, recompute=recompute)
+    part = Chunk(runs=(Run(block=block, repeat=times),), first=False, last=False)
+    return chunks.forward(replayer.elements(part), replayer, chunks.Wrap(), _RULE).delta_bytes
+
+
+@lru_cache(maxsize=64)
+def kinds(graph: Graph) -> tuple[Block, ...]:
+    """The different blocks of a graph."""
+    return tuple(dict.fromkeys(run.block for run in graph.runs))

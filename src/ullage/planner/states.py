@@ -1,0 +1,88 @@
+"""Bytes that a strategy keeps for parameters, gradients and optimizer at the least: what is proven before anything is replayed.
+
+The table is ZeRO's (arXiv 1910.02054, section 5): which of the three an engine's stage divides over the data-parallel group. It leaves
+out padding, rounding, buffers and buckets, so no account is below it (tests/planner holds it against each engine's own).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ullage import dtypes
+from ullage.engines.optimizer import MOMENTS
+from ullage.frozen import frozen
+from ullage.job.job import EngineName, Job, Offload, Optimizer, Precision
+
+_ALONE = ("fsdp1", "fsdp2")
+"""Engines with one copy of a parameter: the master, cast for each gather."""
+
+
+@frozen
+class Divided:
+    """From which ZeRO stage on an engine divides each kind of state; None: never."""
+
+    parameters: int | None = None
+    gradients: int | None = None
+    optimizer: int | None = None
+
+
+DIVIDED = {
+    "single": Divided(),
+    "ddp": Divided(),
+    "zero1": Divided(optimizer=1),
+    "fsdp1": Divided(parameters=1, gradients=1, optimizer=1),
+    "fsdp2": Divided(parameters=1, gradients=1, optimizer=1),
+    "deepspeed": Divided(parameters=3, gradients=2, optimizer=1),
+    "megatron": Divided(parameters=3, gradients=2, optimizer=1),
+}
+
+
+@frozen
+class BytesPerElement:
+    """kept: from the second step on, whatever the moment. end: with the gradients, when the last backward is done."""
+
+    kept: float
+    end: float
+
+
+def bytes_per_element(job: Job, shards: int) -> BytesPerElement:
+    """Of one element of a parameter on one rank, ``shards`` ranks dividing it."""
+    return _bytes(job.engine.name, job.engine.zero_stage, job.precision, job.optimizer, job.offload, shards)
+
+
+@lru_cache(maxsize=4096)
+def _bytes(
+    name: EngineName, stage: int, precision: Precision, optimizer: Optimizer, offload: Offload, shards: int
+) -> BytesPerElement:
+    masters = dtypes.bits(precision.master) / 8 if precision.master else 0.0
+    parameters = dtypes.bits(precision.params) / 8
+    copies = 0.0 if masters == 0.0 or precision.master == precision.params else masters
+    if name in _ALONE:
+        parameters, copies = masters or parameters, 0.0
+    states = copies + _moments(optimizer)
+    if offload.optimizer != "none":
+        states = 0.0
+    if offload.params != "none":
+        parameters = 0.0
+    gradients = min(dtypes.bits(precision.grads), dtypes.bits(precision.params)) / 8
+    if offload.optimizer != "none" or offload.params != "none":
+        gradients = 0.0
+    divided = DIVIDED[name]
+
+    def over(least: int | None) -> int:
+        return shards if least is not None and stage >= least else 1
+
+    kept = parameters / over(divided.parameters) + states / over(divided.optimizer)
+    at_end = gradients / over(divided.gradients)
+    if name == "megatron":  # main gradients have a buffer of their own for the whole run
+        kept += dtypes.bits(precision.grads) / 8 / over(divided.gradients)
+        at_end = 0.0
+    return BytesPerElement(kept=kept, end=kept + at_end)
+
+
+def _moments(optimizer: Optimizer) -> float:
+    if optimizer.paged:
+        return 0.0
+    bits = 8 if optimizer.state == "8bit" else dtypes.bits(optimizer.state)
+    count = 2 if optimizer.name in ("adam", "adamw") else len(MOMENTS.get(optimizer.name, ()))
+    return count * bits / 8
