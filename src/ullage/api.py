@@ -6,7 +6,7 @@ what a person gave it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ullage.formats.convert import Conversion
     from ullage.hardware.cluster import Device
     from ullage.model.facts import ModelFacts
+    from ullage.planner.plan import Answer as Planned
     from ullage.techniques.told import Shown
     from ullage.validation.compare import Validation
 
@@ -28,6 +29,7 @@ __all__ = [
     "Estimate",
     "Job",
     "ModelFacts",
+    "Planned",
     "Shown",
     "Validation",
     "as_dict",
@@ -36,6 +38,7 @@ __all__ = [
     "devices",
     "estimate",
     "models",
+    "plan",
     "read_job",
     "show",
     "validate",
@@ -114,14 +117,36 @@ def show(technique: str, job: Job, *, stage: int | None = None) -> Shown:
     return show(technique, job, stage=stage)
 
 
-def as_dict(answer: Estimate | Shown | Validation) -> dict[str, object]:
+def plan(
+    source: str | Path | Mapping[str, object],
+    overrides: Sequence[str] = (),
+    *,
+    goal: str = "fastest",
+    engines: Sequence[str] = (),
+    top: int = 3,
+    exhaustive: bool = False,
+) -> Planned:
+    """The best strategies of a job whose missing keys are free; ``plans`` is empty where nothing fits.
+
+    goal: fastest, cheapest, fewest-gpus, longest-sequence, largest-batch or simplest.
+    engines: those to search; none: the job's own, else all.
+    """
+    from ullage.planner.plan import plan
+
+    return plan(source, overrides, goal_name=goal, engines=engines, top=top, exhaustive=exhaustive)
+
+
+def as_dict(answer: Estimate | Planned | Shown | Validation) -> dict[str, object]:
     """The JSON object of docs/job.md and docs/show.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
     if isinstance(answer, Estimate):
         return json.estimate(answer)
+    from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
 
+    if isinstance(answer, Answer):
+        return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
 
 
@@ -143,6 +168,10 @@ def __getattr__(name: str) -> object:
         from ullage.techniques.told import Shown
 
         return Shown
+    if name == "Planned":
+        from ullage.planner.plan import Answer
+
+        return Answer
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

@@ -20,6 +20,7 @@ from ullage.errors import InvalidInput, UllageError, nearest
 COMMANDS = {
     "estimate": "what every rank of a job will hold, as an account, with a verdict",
     "show": "a technique on a job, step by step, with bytes and seconds",
+    "plan": "the strategy that fits and is best, among all that a job leaves open",
     "models": "the models that a job may name",
     "devices": "the GPUs that a job may name",
     "check": "a configuration that you have: does it fit, what is wrong with it, what helps",

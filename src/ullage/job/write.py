@@ -22,7 +22,7 @@ def job_to_dict(job: Job) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "model": _model(job.model),
-        "cluster": _cluster(job.cluster),
+        "cluster": cluster_to_dict(job.cluster),
         "data": asdict(job.data),
         "layout": layout,
         "engine": {
@@ -68,7 +68,7 @@ def _model(model: ModelConfig) -> object:
     return model.keys.as_dict()
 
 
-def _cluster(cluster: Cluster) -> object:
+def cluster_to_dict(cluster: Cluster) -> object:
     from ullage.hardware.catalogue import cluster as read_cluster
 
     counts = {"gpus_per_node": cluster.gpus_per_node, "nodes": cluster.nodes}

@@ -53,12 +53,19 @@ def computing_s(costs: ShapeCosts, stages: Sequence[Stage], recompute: Recompute
     return _stage_times(costs, stages, recompute, lambda part, computing: sum(computing))
 
 
-def stage_times(costs: ShapeCosts, stages: Sequence[Stage], job: Job, recompute: Recompute) -> list[StageTime]:
-    """Of every rank, with what the engine gathers and reduces around blocks."""
-    if not is_sharded(job) or resident(job):
+def stage_times(
+    costs: ShapeCosts, stages: Sequence[Stage], jobs: Sequence[Job], recompute: Recompute
+) -> list[StageTime]:
+    """Of every rank, with what the engine gathers and reduces around blocks; of several jobs' engines, the least."""
+    wires = [(job, costs.wire_s(job)) for job in jobs if is_sharded(job) and not resident(job)]
+    if len(wires) < len(jobs):
         return computing_s(costs, stages, recompute)
-    wire = costs.wire_s(job)
-    return _stage_times(costs, stages, recompute, lambda part, computing: _beside_wire_s(job, wire, part, computing))
+    return _stage_times(
+        costs,
+        stages,
+        recompute,
+        lambda part, computing: min(_beside_wire_s(job, wire, part, computing) for job, wire in wires),
+    )
 
 
 def _stage_times(
@@ -174,17 +181,12 @@ def step_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) 
     return most
 
 
-def any_chunks_bound_s(
-    costs: ShapeCosts, times: Sequence[StageTime], again_s: Sequence[float], micro_batches: int, send_s: float
-) -> float:
-    """The least of ``step_bound_s`` however each rank's layers are cut into chunks: the first of each has a layer at least.
-
-    again_s: what each rank recomputes of a micro-batch at the least.
-    """
-    most, before = 0.0, costs.first_s
-    for one, more in zip(times, again_s, strict=True):
-        most = max(most, micro_batches * (one.both_s + more) + (before if one is not times[0] else 0.0))
-        before += costs.shortest_s + 2 * send_s
+def any_chunks_bound_s(costs: ShapeCosts, times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
+    """The least of ``step_bound_s`` however each rank's layers are cut into chunks: the first of each has a layer at least."""
+    most = before = 0.0
+    for rank, one in enumerate(times):
+        most = max(most, before + micro_batches * one.both_s)
+        before += costs.shortest_s + 2 * send_s + (costs.first_s if rank == 0 else 0.0)
     return most
 
 

@@ -28,7 +28,6 @@ from ullage.planner import space
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
-    StageTime,
     any_chunks_bound_s,
     computing_s,
     longer_by,
@@ -41,12 +40,14 @@ from ullage.planner.costs import NONE, GridCosts, ShapeCosts
 from ullage.planner.space import Base, Wanted
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
+from ullage.timing.states import is_sharded
 from ullage.timing.step import StepTime, step_time
 
 Value = tuple[float, ...]
 """What a goal makes of a strategy's seconds; the least is best."""
 
 Goal = Callable[[Job, float], Value]
+"""The value of a job and its seconds a sequence."""
 
 
 @frozen
@@ -70,11 +71,13 @@ class Missed:
 
 @dataclass
 class Counts:
-    """Strategies: all, those whose step was timed exactly, those proven not to fit or not to exist."""
+    """Strategies: all, those whose step was timed exactly, those proven not to fit or not to exist, and of these the ones that a
+    check or an engine refuses."""
 
     space: int = 0
     evaluated: int = 0
     infeasible: int = 0
+    refused: int = 0
 
     @property
     def pruned(self) -> int:
@@ -91,11 +94,12 @@ class Family:
 
 @frozen
 class Cut:
-    """A shape over ``pp`` ranks, cut by rank. job: with its replicas and micro-batches; vpp yet open."""
+    """A shape over ``pp`` ranks, cut by rank. job: with its replicas and micro-batches; vpp yet open. engines: it under some stages."""
 
     base: Base
     costs: ShapeCosts
     job: Job
+    engines: tuple[Job, ...]
     families: tuple[Family, ...]
 
 
@@ -161,6 +165,10 @@ class Search:
     def _push(self, value: Value, look: Callable[[Value], Found | None]) -> None:
         heapq.heappush(self._queue, (value, next(self._order), look))
 
+    def _value(self, job: Job, step_s: float) -> Value:
+        data = job.data
+        return self.goal(job, step_s / (data.micro_batch * data.grad_accum * job.layout.dp))
+
     # -- looks, each closer than the one before
 
     def _price(self, base: Base, grid: GridCosts) -> None:
@@ -172,44 +180,46 @@ class Search:
                 self._refuse(job, error, self._count(base, job))
                 continue
             ranks = job.cluster.gpus // (job.layout.tp * job.layout.cp)
-            sequences = self.want.global_batch or job.data.micro_batch * ranks
-            seconds = costs.whole_s * sequences / (ranks * job.data.micro_batch)
-            self._push(self.goal(job, seconds), partial(self._piped, base, costs))
+            self._push(
+                self.goal(job, costs.whole_s / (ranks * job.data.micro_batch)), partial(self._piped, base, costs)
+            )
 
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each cut over its ranks evenly and in the best way."""
         for job in self._pipelines(base, costs.job):
             for split in self._splits(base, costs, job):
-                one = (
-                    changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
-                    if split
-                    else job
-                )
+                one = job
+                if split:
+                    layout = pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split)
+                    one = changed(job, layout=layout)
                 stages = stages_of(base.job, base.graph, one.layout.pp, 1, split)
-                times = computing_s(costs, stages, NONE)
-                self._push_families(Cut(base=base, costs=costs, job=one, families=()), stages, times)
+                engines = [changed(one, engine=engine) for engine in self._engines(base, one.layout)]
+                for sharded in (False, True):
+                    some = tuple(engine for engine in engines if is_sharded(engine) == sharded)
+                    if some:
+                        self._push_families(Cut(base=base, costs=costs, job=one, engines=some, families=()), stages)
 
-    def _push_families(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime]) -> None:
+    def _push_families(self, cut: Cut, stages: tuple[Stage, ...]) -> None:
         """A cut with recomputation layer by layer, and with other kinds; without what no way to divide states makes fit."""
         base, costs, job = cut.base, cut.costs, cut.job
-        engines = [changed(job, engine=engine) for engine in self._engines(base, job.layout)]
         in_flight = _under_1f1b(job)
         for families in filter(None, self._families(base, job.layout)):
             recompute = families[0].kinds[0]
             again: list[float] | None = [0.0] * len(stages)
             if not self.exhaustive:
-                again = self._again(base, costs, stages, engines, in_flight, recompute)
+                again = self._again(base, costs, stages, cut.engines, in_flight, recompute)
+            one = replace(cut, families=families)
             if again is None:
-                self.counts.infeasible += self._count_of(base, job, families)
+                self.counts.infeasible += self._count_of(one)
             else:
-                self._push_cut(replace(cut, families=families), times, again)
+                self._push_cut(one, stages, again)
 
     def _again(
         self,
         base: Base,
         costs: ShapeCosts,
         stages: tuple[Stage, ...],
-        engines: list[Job],
+        engines: Sequence[Job],
         in_flight: Sequence[int],
         recompute: Recompute,
     ) -> list[float] | None:
@@ -232,10 +242,14 @@ class Search:
             found.append(seconds)
         return found
 
-    def _push_cut(self, cut: Cut, times: list[StageTime], again_s: list[float]) -> None:
+    def _push_cut(self, cut: Cut, stages: tuple[Stage, ...], again_s: list[float]) -> None:
         job, costs = cut.job, cut.costs
-        seconds = any_chunks_bound_s(costs, times, again_s, job.data.grad_accum, costs.send_s(job))
-        self._push(self.goal(job, seconds), partial(self._chunked, cut))
+        computing = computing_s(costs, stages, NONE)
+        times = [longer_by(time, more) for time, more in zip(computing, again_s, strict=True)]
+        wired = stage_times(costs, stages, cut.engines, NONE)
+        most = [one if one.both_s > other.both_s else other for one, other in zip(times, wired, strict=True)]
+        seconds = any_chunks_bound_s(costs, most, job.data.grad_accum, costs.send_s(job))
+        self._push(self._value(job, seconds), partial(self._chunked, cut))
 
     def _chunked(self, cut: Cut, value: Value) -> None:
         """Every number of model chunks a rank, every way to divide states over replicas, every family of recomputation."""
@@ -246,10 +260,10 @@ class Search:
             job = changed(cut.job, layout=layout)
             stages = stages_of(base.job, base.graph, layout.pp, vpp, layout.pp_split)
             if not all(map(_all_chunks, stages)):
-                self.counts.infeasible += self._count_of(base, job, cut.families)
+                self.counts.infeasible += self._count_chunked(cut)
                 continue
             seconds = step_bound_s(computing_s(costs, stages, NONE), job.data.grad_accum, costs.send_s(job))
-            self._push(max(value, self.goal(job, seconds)), partial(self._sharded, cut, job, stages))
+            self._push(max(value, self._value(job, seconds)), partial(self._sharded, cut, job, stages))
 
     def _sharded(self, cut: Cut, job: Job, stages: tuple[Stage, ...], value: Value) -> None:
         """Every way to divide states over replicas."""
@@ -258,8 +272,8 @@ class Search:
         times = computing_s(costs, stages, NONE)
         first = Held(costs, stages[0])
         in_flight = flights(job)
-        for engine in self._engines(base, job.layout):
-            one = changed(job, engine=engine)
+        for with_engine in cut.engines:
+            one = changed(job, engine=with_engine.engine)
             strategies = [
                 Strategy(base=base, costs=costs, job=one, stages=stages, family=family) for family in families
             ]
@@ -277,7 +291,7 @@ class Search:
                 one, first, times[0]
             )
             for strategy in strategies:
-                self._push(max(value, self.goal(one, seconds)), partial(self._fitted, strategy))
+                self._push(max(value, self._value(one, seconds)), partial(self._fitted, strategy))
 
     def _fitted(self, strategy: Strategy, value: Value) -> None:
         """The first recomputation that a bound of memory leaves."""
@@ -307,9 +321,9 @@ class Search:
 
     def _bound(self, strategy: Strategy, at: int) -> Value:
         job, stages = strategy.job, strategy.stages
-        times = stage_times(strategy.costs, stages, job, strategy.family.kinds[at])
+        times = stage_times(strategy.costs, stages, [job], strategy.family.kinds[at])
         outside = outside_bound_s(job, Held(strategy.costs, stages[0]), times[0])
-        return self.goal(job, step_bound_s(times, job.data.grad_accum, strategy.costs.send_s(job)) + outside)
+        return self._value(job, step_bound_s(times, job.data.grad_accum, strategy.costs.send_s(job)) + outside)
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
         """The exact time."""
@@ -326,7 +340,7 @@ class Search:
             return
         self.counts.evaluated += 1
         timed = Timed(strategy=strategy, at=at, job=job, time=time)
-        self._push(self.goal(job, time.step_s), partial(self._answered, timed))
+        self._push(self._value(job, time.step_s), partial(self._answered, timed))
 
     def _answered(self, timed: Timed, value: Value) -> Found | None:
         """The exact memory."""
@@ -354,6 +368,7 @@ class Search:
     def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
         self.reasons.setdefault(job.engine.name, error)
         self.counts.infeasible += strategies
+        self.counts.refused += strategies
 
     # -- the space
 
@@ -388,7 +403,7 @@ class Search:
 
     def _shapes(self, base: Base, job: Job) -> list[Job]:
         """A grid with each micro-batch that divides the batch."""
-        sizes = (self.want.micro_batch,) if self.want.micro_batch else space.divisors(self.want.global_batch or 1)
+        sizes = (self.want.micro_batch,) if self.want.micro_batch else space.micro_batches(self.want.global_batch)
         return [one for size in sizes if self._count(base, one := with_micro_batch(job, size))]
 
     def _pipelines(self, base: Base, job: Job) -> Iterator[Job]:
@@ -474,17 +489,17 @@ class Search:
         return even if pp == 1 else [*even, _stand_in(base, pp)]
 
     def _count_with(self, base: Base, job: Job, split: tuple[int, ...] | None) -> int:
-        return self._count_of(
-            base, changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
-        )
-
-    def _count_of(self, base: Base, job: Job, families: tuple[Family, ...] | None = None) -> int:
-        """Strategies of a cut, of all families or of these."""
-        if families is None:
-            free, own = self._families(base, job.layout)
-            families = (*free, *own)
-        kinds = sum(len(family.kinds) for family in families)
+        """Strategies of a cut."""
+        job = changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
+        kinds = sum(len(family.kinds) for families in self._families(base, job.layout) for family in families)
         return kinds * sum(1 for _ in self._engines(base, job.layout)) * sum(1 for _ in self._chunks(base, job))
+
+    def _count_chunked(self, cut: Cut) -> int:
+        """Strategies of a cut for each number of chunks, with its own engines and families."""
+        return len(cut.engines) * sum(len(family.kinds) for family in cut.families)
+
+    def _count_of(self, cut: Cut) -> int:
+        return self._count_chunked(cut) * sum(1 for _ in self._chunks(cut.base, cut.job))
 
 
 def _under_1f1b(job: Job) -> list[int]:

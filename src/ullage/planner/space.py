@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import isqrt
+from pathlib import Path as FilePath
 
-from ullage.errors import InvalidInput, UllageError
+from ullage.errors import Contradiction, InvalidInput, UllageError
 from ullage.frozen import FrozenMap, frozen
+from ullage.hardware.catalogue import cluster
+from ullage.hardware.cluster import Cluster
 from ullage.job import fields
 from ullage.job.document import Document, read_document
 from ullage.job.engine import ENGINES, STAGES
@@ -52,18 +55,34 @@ class Wanted:
         return getattr(self.layout, name) if f"layout.{name}" in self.written else None
 
 
-def wanted(source: object, overrides: tuple[str, ...] = (), engines: tuple[str, ...] = ()) -> Wanted:
+def wanted(
+    source: str | FilePath | Mapping[str, object], overrides: tuple[str, ...] = (), engines: tuple[str, ...] = ()
+) -> Wanted:
     """A job file or mapping whose missing keys are free. engines: those to search; else the job's own, else all."""
-    document = read_document(source)  # type: ignore[arg-type]
-    apply_overrides(document, overrides)
-    values = document.values
-    written = frozenset(_written(values))
+    document = read_document(source)
+    try:
+        apply_overrides(document, overrides)
+        return wanted_of(_absolute(document), engines)
+    except UllageError as error:
+        place = document.place(error.key)
+        raise (error.at(place) if place else error) from None
+
+
+def wanted_of(values: Mapping[str, object], engines: tuple[str, ...] = ()) -> Wanted:
+    """The same of plain values."""
     data = Section(fields.as_mapping(values.get("data") or {}, "data"), "data", [])
     count = fields.optional(fields.integer(1))
-    given = {name: data.take(name, count, None) for name in ("global_batch", "micro_batch", "grad_accum")}
+    given = {name: data.take(name, count, None) for name in _COUNTS}
+    if given["global_batch"] is not None and given["grad_accum"] is not None and given["micro_batch"] is not None:
+        raise Contradiction(
+            "says how many micro-batches a step has, and so do micro_batch and grad_accum",
+            key="data.global_batch",
+            value=given["global_batch"],
+            remedy="keep two of the three",
+        )
     return Wanted(
-        document=FrozenMap(_absolute(document)),
-        written=written,
+        document=FrozenMap(values),
+        written=frozenset(_written(values)),
         layout=layout_of(values),
         engines=_engines(values, engines),
         **given,
@@ -104,6 +123,14 @@ def _engines(values: Mapping[str, object], asked: tuple[str, ...]) -> tuple[str,
             remedy="leave it out",
         )
     return (named,)
+
+
+def cluster_of(want: Wanted) -> Cluster:
+    """The cluster that the job names."""
+    written = want.document.as_dict().get("cluster")
+    if not isinstance(written, str | Mapping):
+        raise InvalidInput("is missing", key="cluster", allowed="GPUSxDEVICE such as 8xH100-SXM-80GB")
+    return cluster(written)
 
 
 def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
@@ -151,6 +178,19 @@ def divisors(number: int) -> tuple[int, ...]:
     """Ascending."""
     low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
     return (*low, *(number // one for one in reversed(low) if one * one != number))
+
+
+MOST_SEQUENCES = 4096
+
+
+def micro_batches(global_batch: int | None) -> tuple[int, ...]:
+    """What divides the batch; without one, powers of two and what lies between."""
+    if global_batch is not None:
+        return divisors(global_batch)
+    found = {1 << power for power in range(MOST_SEQUENCES.bit_length())} | {
+        3 << power for power in range(MOST_SEQUENCES.bit_length() - 2)
+    }
+    return tuple(sorted(found))
 
 
 def tensor_parallel(want: Wanted, base: Base, gpus: int) -> tuple[int, ...]:

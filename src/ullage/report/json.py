@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ullage.hardware.cluster import Device
     from ullage.memory.ledger import Line
     from ullage.model.facts import ModelFacts
+    from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
@@ -116,6 +117,37 @@ def check(answer: Check) -> dict[str, object]:
         "estimate": estimate(answer.estimate),
         "findings": [_finding(one) for one in answer.findings],
         "edit": answer.edit,
+    }
+
+
+def planned(answer: Answer) -> dict[str, object]:
+    """``ullage plan --json``."""
+    from ullage.job.write import job_to_dict
+
+    nothing = answer.nothing_fits
+    return {
+        "evaluated": answer.evaluated,
+        "pruned": answer.pruned,
+        "infeasible": answer.infeasible,
+        "seconds": answer.seconds,
+        "plans": [
+            {
+                "name": one.name,
+                "job": job_to_dict(one.job),
+                "estimate": estimate(one.estimate),
+                "limited_by": one.limited_by,
+                "why": list(one.why),
+                "strategy": one.strategy,
+            }
+            for one in answer.plans
+        ],
+        "nothing_fits": None
+        if nothing is None
+        else {
+            "why": nothing.why,
+            "remedies": [{"what": one.what, "change": one.change.as_dict()} for one in nothing.remedies],
+        },
+        "refused": dict(answer.refused),
     }
 
 

@@ -1,0 +1,233 @@
+"""``ullage plan``: a job with free keys in, the best strategies out, each with its reasons."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+from ullage.engines.estimate import Estimate
+from ullage.errors import Infeasible, InvalidInput, UllageError
+from ullage.frozen import frozen
+from ullage.job import fields
+from ullage.job.checks import violations
+from ullage.job.job import Job
+from ullage.job.read import read_job
+from ullage.job.write import cluster_to_dict, job_to_dict
+from ullage.planner.goals import GOALS, ON_FEWER, goal, smaller
+from ullage.planner.reasons import faster_but_too_large, limited_by, lost_by, strategy, would_buy
+from ullage.planner.remedies import Remedy, changed, remedies
+from ullage.planner.search import Found, Search
+from ullage.planner.space import DEGREES, Base, Wanted, bases, cluster_of, wanted
+from ullage.timing.step import StepTime
+
+LONGEST = 1 << 24
+GRAIN = 1024
+"""Tokens: the longest sequence is told to this."""
+
+
+@frozen
+class Plan:
+    """One strategy. name: the goal's for the best, ``runner-up`` for the next, ``simplest`` for the one of fewest techniques."""
+
+    name: str
+    strategy: str
+    job: Job
+    time: StepTime
+    estimate: Estimate
+    limited_by: str
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """plans: best first; empty where nothing fits, and ``nothing_fits`` then says what would change that.
+
+    evaluated, pruned, infeasible: strategies timed exactly, proven no better, and proven not to fit or not to exist.
+    refused: why an engine was not searched.
+    """
+
+    goal: str
+    plans: tuple[Plan, ...]
+    evaluated: int
+    pruned: int
+    infeasible: int
+    seconds: float
+    nothing_fits: Nothing | None
+    refused: Mapping[str, str]
+
+
+@frozen
+class Nothing:
+    """why: the most promising strategy that does not fit, in words; remedies: changes that each help by themselves."""
+
+    why: str
+    remedies: tuple[Remedy, ...]
+
+
+def plan(
+    source: str | Path | Mapping[str, object],
+    overrides: Sequence[str] = (),
+    *,
+    goal_name: str = "fastest",
+    engines: Sequence[str] = (),
+    top: int = 3,
+    exhaustive: bool = False,
+) -> Answer:
+    """The best strategies of a job whose missing keys are free.
+
+    Raises InvalidInput for what is written wrongly, Infeasible where no strategy exists at all, whatever the memory.
+    """
+    fields.choice(*GOALS)(goal_name, "--goal")
+    if top < 1:
+        raise InvalidInput("is no number of plans", key="--top", value=top, allowed="1 or more")
+    start = time.perf_counter()
+    want = _with_batch(wanted(source, tuple(overrides), tuple(engines)), goal_name)
+    found, refused = _bases(want, goal_name)
+    if not found:
+        raise next(iter(refused.values()))
+    if goal_name == "longest-sequence":
+        want, found = _longest(want, found)
+    search = Search(want=want, bases=found, goal=goal(goal_name), most=top, exhaustive=exhaustive)
+    best = search.run()
+    if not search.counts.space:
+        raise _no_strategy(want, found)
+    if (
+        search.counts.refused == search.counts.space
+    ):  # no strategy exists, whatever the memory: the first reason stands for all
+        raise next(iter(search.reasons.values()))
+    return Answer(
+        goal=goal_name,
+        plans=_plans(goal_name, best, search, want, found, top),
+        evaluated=search.counts.evaluated,
+        pruned=search.counts.pruned,
+        infeasible=search.counts.infeasible,
+        seconds=time.perf_counter() - start,
+        nothing_fits=None if best else _nothing(want, search),
+        refused={name: str(error) for name, error in refused.items()},
+    )
+
+
+def _with_batch(want: Wanted, goal_name: str) -> Wanted:
+    if goal_name == "largest-batch":
+        if want.global_batch is not None:
+            raise InvalidInput(
+                "is what the goal largest-batch asks for",
+                key="data.global_batch",
+                value=want.global_batch,
+                remedy="leave it out",
+            )
+        return want
+    if want.global_batch is None and want.micro_batch is None and want.grad_accum is None:
+        raise InvalidInput(
+            "is missing: strategies are compared at one batch",
+            key="data.global_batch",
+            allowed="sequences of an optimizer step, such as 512",
+            remedy="set it (--global-batch), or micro_batch and grad_accum",
+        )
+    return want
+
+
+def _bases(want: Wanted, goal_name: str) -> tuple[list[Base], dict[str, UllageError]]:
+    """The job under each engine; for a goal that may leave GPUs idle, on each part of the cluster too."""
+    if goal_name not in ON_FEWER:
+        return bases(want)
+    whole = cluster_of(want)
+    every: list[Base] = []
+    refused: dict[str, UllageError] = {}
+    for part in smaller(whole):
+        found, why = bases(changed(want, {"cluster": cluster_to_dict(part)}))
+        every += found
+        refused = why if part == whole else {name: error for name, error in refused.items() if name in why}
+    return every, refused
+
+
+def _no_strategy(want: Wanted, found: list[Base]) -> UllageError:
+    """Degrees, GPUs and batch exclude each other, whatever else: the first check that says so, or the batch."""
+    job = found[-1].job  # the engine that has most axes comes last
+    fixed = {name: want.fixed(name) for name in DEGREES if want.fixed(name) is not None}
+    others = prod(value for name, value in fixed.items() if name in ("tp", "cp", "pp") and isinstance(value, int))
+    layout = replace(job.layout, **{"dp": max(1, job.cluster.gpus // others), **fixed})  # type: ignore[arg-type]
+    broken = next((one for one in violations(replace(job, layout=layout)) if one.code != "warning"), None)
+    if broken is not None:
+        return broken.error()
+    told = ", ".join(f"layout.{name} = {value}" for name, value in fixed.items())
+    return Infeasible(
+        f"divides over no number of replicas of {job.cluster.gpus} GPUs{f' with {told}' if told else ''}",
+        key="data.global_batch",
+        value=want.global_batch,
+        remedy=f"use a multiple of {layout.dp}, or other degrees",
+    )
+
+
+def _plans(
+    goal_name: str, best: list[Found], search: Search, want: Wanted, found: list[Base], top: int
+) -> tuple[Plan, ...]:
+    if not best:
+        return ()
+    first = best[0]
+    told = [_told(goal_name, first, search, [*faster_but_too_large(first, search.missed), *would_buy(first)])]
+    told += [_told("runner-up", one, search, [lost_by(first, one)]) for one in best[1:]]
+    if goal_name == "fastest" and top > 1:
+        simple = Search(want=want, bases=found, goal=goal("simplest")).run()
+        if simple and all(simple[0].job != one.job for one in best):
+            told.append(_told("simplest", simple[0], search, [lost_by(first, simple[0])]))
+    return tuple(told)
+
+
+def _told(name: str, one: Found, search: Search, why: list[str]) -> Plan:
+    return Plan(
+        name=name,
+        strategy=strategy(one.job),
+        job=read_job(job_to_dict(one.job)),
+        time=one.time,
+        estimate=one.estimate,
+        limited_by=limited_by(one, search.missed),
+        why=tuple(why),
+    )
+
+
+def _nothing(want: Wanted, search: Search) -> Nothing:
+    missed = search.missed
+    why = "every strategy needs more memory for its states, or for what its forwards leave behind, than a device has"
+    if missed is not None:
+        why = f"the most promising: {strategy(missed.job)}; its high estimate is {missed.high_bytes / (1 << 30):.1f} GiB a device"
+    return Nothing(why=why, remedies=tuple(remedies(want, _anything_fits)))
+
+
+def _anything_fits(want: Wanted, found: list[Base]) -> bool:
+    """Whether the smallest strategies fit: one sequence at a time, every layer recomputed. What larger ones need is more."""
+    smallest: dict[str, object] = {}
+    if "recompute" not in want.written:
+        smallest["recompute"] = "full"
+    if want.micro_batch is None and want.grad_accum is None:
+        smallest["data.micro_batch"] = 1
+    if smallest:
+        want = changed(want, smallest)
+        found, _ = bases(want)
+    return bool(Search(want=want, bases=found, goal=goal("fastest")).run())
+
+
+def _longest(want: Wanted, found: list[Base]) -> tuple[Wanted, list[Base]]:
+    """The request with the longest sequence that something fits with, told to GRAIN tokens."""
+
+    def at(seq_len: int) -> tuple[Wanted, list[Base]] | None:
+        other = changed(want, {"data.seq_len": seq_len})
+        some, _ = bases(other)
+        return (other, some) if some and _anything_fits(other, some) else None
+
+    low, high, known = 0, found[0].job.data.seq_len, None
+    while high <= LONGEST and (longer := at(high)) is not None:
+        low, high, known = high, 2 * high, longer
+    while high - low > max(GRAIN, low // 16):
+        middle = (low + high) // 2 // GRAIN * GRAIN or (low + high) // 2
+        if middle in (low, high):
+            break
+        longer = at(middle)
+        if longer is None:
+            high = middle
+        else:
+            low, known = middle, longer
+    return known or (want, found)

@@ -1,0 +1,72 @@
+"""Plans for a person: the best in full, the others in a line each, and what was left out by which proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ullage.report import words
+from ullage.report.console import heading
+from ullage.report.terminal import indented
+from ullage.report.words import in_gib, plural
+
+if TYPE_CHECKING:
+    from ullage.planner.plan import Answer, Nothing, Plan
+
+
+def plan_report(found: Answer) -> Iterator[RenderableType]:
+    if found.plans:
+        first = found.plans[0]
+        line = Text(f" {found.goal.upper()} ", style="bold white on green")
+        line.append(
+            f"  {first.job.model.name} on {words.cluster(first.job)}",
+            style="bold not white not black default on default",
+        )
+        yield line
+    for one in found.plans:
+        yield from _plan(one)
+    if found.nothing_fits is not None:
+        yield from _nothing(found.nothing_fits)
+    yield heading("Searched", _searched(found))
+    for engine, why in found.refused.items():
+        yield indented(Text(f"- without {engine}: {why}", style="dim"))
+
+
+def _plan(one: Plan) -> Iterator[RenderableType]:
+    time = one.time
+    yield heading(one.name, one.strategy)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    rate = f"{time.step_s:.4g} s a step, {time.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {100 * time.mfu:.1f} % of the peak (MFU)"
+    peak = one.estimate.peak
+    free = one.estimate.capacity_bytes - peak.high_bytes
+    table.add_row("time", rate)
+    table.add_row("memory", f"{in_gib(peak.device_bytes)} a device; even the high estimate leaves {in_gib(free)} free")
+    table.add_row("limited by", one.limited_by)
+    for index, reason in enumerate(one.why):
+        table.add_row("why" if index == 0 else "", reason)
+    yield indented(table)
+
+
+def _nothing(found: Nothing) -> Iterator[RenderableType]:
+    yield Text(" NOTHING FITS ", style="bold white on red")
+    yield indented(Text(found.why))
+    if not found.remedies:
+        yield indented(Text("No single change of GPUs, sequence, offload or a fixed key makes anything fit."))
+        return
+    yield heading("What would fit", "each by itself")
+    for one in found.remedies:
+        yield indented(Text(f"- {one.what}"))
+
+
+def _searched(found: Answer) -> str:
+    whole = found.evaluated + found.pruned + found.infeasible
+    return (
+        f"{plural(whole, 'strategy').replace('strategys', 'strategies')} in {found.seconds:.2f} s: {found.evaluated:,} timed exactly, "
+        f"{found.pruned:,} proven no better, {found.infeasible:,} proven not to fit or not to exist"
+    )
