@@ -22,9 +22,10 @@ from ullage.planner.remedies import Remedy, changed, remedies
 from ullage.planner.search import Found, Search
 from ullage.planner.space import DEGREES, Base, Wanted, bases, cluster_of, wanted
 from ullage.timing.step import StepTime
+from ullage.units import KIB, format_bytes
 
 LONGEST = 1 << 24
-GRAIN = 1024
+GRAIN = KIB
 """Tokens: the longest sequence is told to this."""
 
 
@@ -193,7 +194,7 @@ def _nothing(want: Wanted, search: Search) -> Nothing:
     missed = search.missed
     why = "every strategy needs more memory for its states, or for what its forwards leave behind, than a device has"
     if missed is not None:
-        why = f"the most promising: {strategy(missed.job)}; its high estimate is {missed.high_bytes / (1 << 30):.1f} GiB a device"
+        why = f"the most promising: {strategy(missed.job)}; its high estimate is {format_bytes(missed.high_bytes)} a device"
     return Nothing(why=why, remedies=tuple(remedies(want, _anything_fits)))
 
 

@@ -213,9 +213,19 @@ def sequence_parallel(want: Wanted, tp: int) -> tuple[bool, ...]:
     return (False, True) if tp > 1 else (False,)
 
 
+_SAY_STAGE = (
+    "use_distributed_optimizer",
+    "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
+    "sharding_strategy",
+    "reshard_after_forward",
+)
+"""Options in which an engine says its stage in words of its own (job/engine.py, default_stage)."""
+
+
 def zero_stages(want: Wanted, base: Base, dp: int) -> tuple[int, ...]:
     own = base.job.engine
-    if "engine.zero_stage" in want.written or "engine.options" in want.written:
+    if "engine.zero_stage" in want.written or any(name in own.options for name in _SAY_STAGE):
         return (own.zero_stage,)
     return STAGES[own.name] if dp > 1 else STAGES[own.name][:1]
 
