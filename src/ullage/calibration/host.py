@@ -1,4 +1,4 @@
-"""Bytes per second between a GPU and its host, and of a node's NVMe drives. Rows: data/host.toml."""
+"""Bytes per second between a GPU and its host, of a node's memory and of its NVMe drives. Rows: data/host.toml."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ullage.calibration.store import Provenance, Value, efficiency, table
 from ullage.hardware.cluster import Device
 
 Direction = Literal["h2d", "d2h"]
+HostOptimizer = Literal["fused", "foreach"]
 
 
 @functools.cache
-def host_bytes_per_s(device: Device, direction: Direction, both: bool = False) -> Value:
-    """One direction of the host link, pinned memory, large copies. both: while the other direction is busy too."""
+def host_bytes_per_s(device: Device, direction: Direction, both: bool = False, pinned: bool = True) -> Value:
+    """One direction of the host link, large copies. both: while the other direction is busy too. pinned: page-locked memory."""
     data = table("host")
     row, provenance = data["any"], "default"
     for link in data["links"]:
@@ -24,6 +25,8 @@ def host_bytes_per_s(device: Device, direction: Direction, both: bool = False) -
         nominal, provenance = data["unknown"]["bytes_per_s"], "default"
     share = row[direction] * (row["both"] if both else 1.0)
     known: Provenance = "measured" if provenance == "measured" else "default"
+    if not pinned:
+        share, known = share * data["pageable"]["share"], "default"
     rate = nominal * efficiency(share, known, row["source"]).value
     return Value(value=rate, provenance=known, source=row["source"])
 
@@ -36,3 +39,23 @@ def nvme_bytes_per_s(drives: int, write: bool = False) -> Value:
     row = min(rows, key=lambda one: (abs(one["drives"] - drives), one["drives"]))
     rate = row["write_bytes_per_s" if write else "read_bytes_per_s"] * drives / row["drives"]
     return Value(value=rate, provenance="measured" if row["drives"] == drives else "default", source=row["source"])
+
+
+@functools.cache
+def host_optimizer_bytes_per_s(device: Device, impl: HostOptimizer, gpus: int) -> Value:
+    """What an optimizer on all cores moves through the memory of a node of ``gpus`` GPUs."""
+    data = table("host")
+    name = (device.host_link_name or "").casefold()
+    optimizer = data["optimizers"][impl]
+    row = next((one for one in data["memory"] if one["word"] in name), data["memory"][0])
+    known: Provenance = "measured" if row["word"] == optimizer["measured_on"] and row["word"] in name else "default"
+    share = efficiency(optimizer["share"], known, f"{optimizer['source']}; {row['source']}")
+    peak = row["bytes_per_s"] * (gpus if row.get("per_gpu") else 1)
+    return Value(value=peak * share.value, provenance=known, source=share.source)
+
+
+@functools.cache
+def thread_elements_per_s(impl: HostOptimizer) -> Value:
+    """Elements that an optimizer on one thread steps, however few threads use the memory."""
+    row = table("host")["optimizers"][impl]
+    return Value(value=row["elements_per_s"], provenance="default", source=row["thread_source"])
