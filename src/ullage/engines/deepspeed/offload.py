@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ullage.engines.deepspeed.options import Knobs
+from ullage.engines.deepspeed.options import Knobs, version_of
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.deepspeed.states import bytes_of
 from ullage.job.job import Job
@@ -24,8 +24,12 @@ def host_bytes(job: Job, held: Held, knobs: Knobs) -> int:
             staged.append(bytes_of(max(_owned(held), share), knobs.grads))
     elif job.offload.params == "cpu":
         staged.append(bytes_of(share, job.precision.params))
-    pins = bool(job.engine.options.get("pin_memory", knobs.version >= _PINNED))
-    return sum(_pinned(size) if pins else size for size in [*optimizer, *staged]) + moments
+    return sum(_pinned(size) if pins(job) else size for size in [*optimizer, *staged]) + moments
+
+
+def pins(job: Job) -> bool:
+    """Whether what waits on the host does so in page-locked memory."""
+    return bool(job.engine.options.get("pin_memory", version_of(job) >= _PINNED))
 
 
 def _owned(held: Held) -> int:

@@ -70,7 +70,7 @@ class Knobs:
 def knobs(job: Job, graph: Graph) -> Knobs:
     """The knobs of a job, every default taken."""
     options = job.engine.options
-    version = _version(job)
+    version = version_of(job)
     hidden = graph.sizes.get("hidden")
     width = hidden if isinstance(hidden, int) else 0
 
@@ -120,7 +120,8 @@ def _flag(job: Job, name: str, default: bool) -> bool:
     return bool(job.engine.options.get(name, default))
 
 
-def _version(job: Job) -> tuple[int, int, int]:
+def version_of(job: Job) -> tuple[int, int, int]:
+    """DeepSpeed's version, as the job names it."""
     written = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?.*", str(job.engine.options.get("deepspeed_version", "")))
     if written is not None:
         return int(written[1]), int(written[2]), int(written[3] or 0)
