@@ -182,6 +182,7 @@ PARTS = {
     "dp": "waiting for data parallelism",
     "gradients": "gradients added up, zeroed and checked",
     "optimizer": "optimizer",
+    "offload": "waiting for copies to the host and back",
     "bubble": "pipeline bubble and sends",
 }
 

@@ -6,22 +6,21 @@ from ullage import dtypes
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.optimizer import MOMENTS
 from ullage.job.job import Job
+from ullage.timing import offload
 from ullage.timing.machine import moved_s
 from ullage.timing.states import Holds, is_sharded
 
 STATE = {"8bit": "int8"}
 
-EAGER_PASSES = 13
-"""Tensors in the parameters' type that AdamW's foreach kernels read and write beside what one fused kernel does (20 and 7): counted from
-torch/optim/adamw.py, _multi_tensor_adamw, and held against no measurement."""
-
 
 def optimizer_s(job: Job, rank: Holds) -> float:
     """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
-    return moved_s(job.cluster.device, _stepped(job, rank) * _bytes_moved(job), "optimizer")
+    if offload.is_hosted(job):
+        return offload.optimizer_s(job, stepped(job, rank))
+    return moved_s(job.cluster.device, stepped(job, rank) * _bytes_moved(job), "optimizer")
 
 
-def _stepped(job: Job, rank: Holds) -> float:
+def stepped(job: Job, rank: Holds) -> float:
     """Elements that the rank steps."""
     numel = 0.0
     for expert in (False, True):
@@ -41,5 +40,5 @@ def _bytes_moved(job: Job) -> float:
     copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
     once = gradient + 2 * master + 2 * state + copied
     if optimizer.impl != "fused":
-        once += EAGER_PASSES * master
+        once += offload.EAGER_PASSES * master
     return once + (3 * gradient if job.grad_clip else 0.0)

@@ -126,5 +126,10 @@ def _numels(job: Job, graph: Graph, block: Block) -> list[tuple[bool, int]]:
     return [(expert, numel) for expert, numel in sums.items() if numel]
 
 
+def shard_numel(job: Job, graph: Graph, block: Block) -> float:
+    """Elements of a block's parameters that a rank keeps."""
+    return sum(numel / shard_count(job, expert=expert) for expert, numel in _numels(job, graph, block))
+
+
 def _exchange(kind: Kind, axis: str, numel: int, dtype: str) -> Exchange:
     return Exchange(kind=kind, axis=axis, payload_bytes=dtypes.size_bytes(numel, dtype))

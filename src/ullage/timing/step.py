@@ -26,7 +26,7 @@ from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
 from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action, finish_times
-from ullage.timing import states
+from ullage.timing import offload, states
 from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
 from ullage.timing.gradients import (
     accumulated_bytes,
@@ -37,7 +37,7 @@ from ullage.timing.gradients import (
     once_bytes,
 )
 from ullage.timing.machine import exchange_cost, moved_s, peak_flops_per_s
-from ullage.timing.optimizer import optimizer_s
+from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.work import Exchange
 
@@ -84,8 +84,7 @@ def _refuse(job: Job) -> None:
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
     if job.lora or job.freeze:
         raise Unsupported("is not timed", key="a model of which only a part is trained")
-    if job.offload.optimizer != "none" or job.offload.params != "none":
-        raise Unsupported("is not timed", key="offload of states")
+    offload.refuse(job)
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
 
@@ -111,7 +110,7 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 @lru_cache(maxsize=4096)
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
-    whose matmuls have no gradient of them, and for states on the host."""
+    whose matmuls have no gradient of them, and for states on the host of an engine that is not known to step them there."""
     _refuse(job)
     graph = graph or build(job.model, mtp=job.engine.name == "megatron")
     found = stages(job, graph)
@@ -199,10 +198,14 @@ class Stage:
         self.place = place_of(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.numels: dict[Block, int] = {}
+        self.left: dict[Block, float] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.slower = contention(job.cluster.device).slowdown - 1.0
         self.runs = [self._runs(at) for at in range(len(rank.chunks))]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
+        self.bare = self.times
+        if offload.offloads(job):
+            self.bare = [self._chunk(at, hosted=False) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
         self.outside = self._once()
 
@@ -233,49 +236,71 @@ class Stage:
             else:
                 time = block_time(element.block, self.context, self.place, element.mode, self.job.recompute)
                 found.append((element.block, time, element.size))
+                self.left[element.block] = offload.left_s(self.job, self.context, element)
             before = key
         return found
 
-    def _forward_s(self, at: int, *, gathers: bool) -> float:
+    def _forward_s(self, at: int, *, gathers: bool, hosted: bool) -> float:
+        """hosted: with all that is copied from and to the host."""
         if not states.is_sharded(self.job):
-            return sum(time.forward.total_s * count for _, time, count in self.runs[at])
+            return sum(
+                self._run_s(block, time.forward.total_s, hosted=hosted) * count for block, time, count in self.runs[at]
+            )
         wrapped = []
         for block, time, count in self.runs[at]:
             one = Wrapped(
-                compute_s=time.forward.total_s + (self._copied_out_s(block) if gathers else 0.0),
-                gather_s=self._gather_s(block) if gathers else 0.0,
+                compute_s=self._run_s(block, time.forward.total_s, hosted=hosted)
+                + (self._copied_out_s(block) if gathers else 0.0),
+                gather_s=self._gather_s(block, hosted=hosted, both=False) if gathers else 0.0,
                 hindered_s=self.slower * time.forward.of(COMPUTE),
             )
             wrapped += [one] * count
         return forward_s(wrapped)
 
-    def _backward_s(self, at: int, *, reduces: bool) -> float:
+    def _backward_s(self, at: int, *, reduces: bool, hosted: bool) -> float:
         if not states.is_sharded(self.job):
-            return sum(time.backward_s * count for _, time, count in self.runs[at])
+            return sum(
+                self._run_s(block, time.backward_s, hosted=hosted) * count for block, time, count in self.runs[at]
+            )
         again = states.gathered_again(self.job, self.graph, self.rank, at)
+        beside = offload.is_beside(self.job)
         wrapped = []
         for block, time, count in reversed(self.runs[at]):
+            copied = self._gradients_s(block) if reduces and hosted else 0.0
             one = Wrapped(
-                compute_s=time.backward_s + (self._copied_out_s(block) if block.name in again else 0.0),
-                gather_s=self._gather_s(block) if block.name in again else 0.0,
-                reduce_s=self._reduce_s(block) if reduces else 0.0,
+                compute_s=self._run_s(block, time.backward_s, hosted=hosted)
+                + (self._copied_out_s(block) if block.name in again else 0.0)
+                + (0.0 if beside else copied),
+                gather_s=self._gather_s(block, hosted=hosted, both=True) if block.name in again else 0.0,
+                reduce_s=(self._reduce_s(block) if reduces else 0.0) + (copied if beside else 0.0),
                 hindered_s=self.slower * time.backward_matmul_s,
             )
             wrapped += [one] * count
         return backward_s(wrapped)
 
-    def _chunk(self, at: int) -> PassTime:
+    def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
+        """One block's pass, what its neighbour leaves on the host copied beside it."""
+        return max(compute_s, self.left[block]) if hosted else compute_s
+
+    def _chunk(self, at: int, *, hosted: bool = True) -> PassTime:
         resident = states.resident(self.job)
         each = states.reductions(self.job) == self.job.data.grad_accum
         summed = self._summed_s(at)
-        first = self._forward_s(at, gathers=True)
-        last = self._backward_s(at, reduces=not resident) + summed
+        first = self._forward_s(at, gathers=True, hosted=hosted)
+        last = self._backward_s(at, reduces=not resident, hosted=hosted) + summed
+        if hosted and not states.is_sharded(self.job):
+            last += self._taken_s(last)
         return PassTime(
             first_forward_s=first,
-            forward_s=self._forward_s(at, gathers=False) if resident else first,
-            backward_s=last if each or resident else self._backward_s(at, reduces=False) + summed,
+            forward_s=self._forward_s(at, gathers=False, hosted=hosted) if resident else first,
+            backward_s=last if each or resident else self._backward_s(at, reduces=False, hosted=hosted) + summed,
             last_backward_s=last,
         )
+
+    def _taken_s(self, backward_s: float) -> float:
+        """What a backward waits for its reduced gradients' way to the host, where parameters are whole."""
+        copied = offload.gradients_s(self.job, stepped(self.job, self.rank))
+        return max(0.0, copied - backward_s) if offload.is_beside(self.job) else copied
 
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
@@ -283,8 +308,11 @@ class Stage:
         busy = added((time.forward + time.backward).times(count) for _, time, count in found).times(micro_batches)
         again = micro_batches * sum(time.recompute.total_s * count for _, time, count in found)
         summed = micro_batches * self._summed_s(at)
-        waits = self.times[at].step_s(micro_batches) - busy.total_s - again - summed
-        return busy + Parts(items=(("recompute", again), ("gradients", summed), ("shard", waits)))
+        bare = self.bare[at].step_s(micro_batches)
+        hosted = self.times[at].step_s(micro_batches) - bare
+        waits = bare - busy.total_s - again - summed
+        items = (("recompute", again), ("gradients", summed), ("shard", waits), ("offload", hosted))
+        return busy + Parts(items=items)
 
     def _summed_s(self, at: int) -> float:
         """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
@@ -304,8 +332,15 @@ class Stage:
 
     # -- sharded parameters
 
-    def _gather_s(self, block: Block) -> float:
-        return self._sent_s(states.gathers(self.job, self.graph, block))
+    def _gather_s(self, block: Block, *, hosted: bool, both: bool) -> float:
+        fetched = offload.fetched_s(self.job, self._shard_numel(block), both=both) if hosted else 0.0
+        return fetched + self._sent_s(states.gathers(self.job, self.graph, block))
+
+    def _gradients_s(self, block: Block) -> float:
+        return offload.gradients_s(self.job, self._shard_numel(block))
+
+    def _shard_numel(self, block: Block) -> float:
+        return states.shard_numel(self.job, self.graph, block)
 
     def _reduce_s(self, block: Block) -> float:
         sent = states.reduced(self.job, self.graph, block)
@@ -328,6 +363,7 @@ class Stage:
         items = [
             ("optimizer", optimizer_s(self.job, self.rank)),
             ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
+            ("offload", offload.returned_s(self.job, stepped(self.job, self.rank))),
         ]
         if not states.is_sharded(self.job):
             numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)

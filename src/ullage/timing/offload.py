@@ -1,0 +1,201 @@
+"""Seconds of states that wait on the host or on NVMe: copies over the host link, and the optimizer on the host's cores.
+
+Sources: DeepSpeed runtime/zero/stage_1_and_2.py, stage3.py, partition_parameters.py; torch distributed/fsdp/_fully_shard.
+"""
+
+from __future__ import annotations
+
+from ullage import dtypes
+from ullage.calibration.host import (
+    HostOptimizer,
+    host_bytes_per_s,
+    host_optimizer_bytes_per_s,
+    nvme_bytes_per_s,
+    thread_elements_per_s,
+)
+from ullage.engines.base import flag
+from ullage.engines.deepspeed.offload import pins
+from ullage.engines.deepspeed.options import version_of
+from ullage.engines.optimizer import MOMENTS
+from ullage.errors import Unsupported
+from ullage.job.job import Job
+from ullage.kernels import stacks
+from ullage.kernels.megatron_offload import one_layer_bytes
+from ullage.kernels.step import Context
+from ullage.memory.chunk import CHECKPOINT, Element, stream_bytes
+from ullage.timing.states import PARAMETERS_SHARDED, reductions
+
+PINNED_PARAMETERS = (0, 14, 1)
+"""Since then stages 1 and 2 copy stepped parameters from pinned memory (DeepSpeed #5301); before, from a cast made on the spot."""
+
+EAGER_PASSES = 13
+"""Tensors in the parameters' type that AdamW's foreach kernels read and write beside what one fused kernel does (20 and 7): counted from
+torch/optim/adamw.py, _multi_tensor_adamw, and held against no measurement."""
+
+
+def refuse(job: Job) -> None:
+    """Raises Unsupported for states on the host that no engine is known to step there."""
+    offload, engine = job.offload, job.engine.name
+    if offload.optimizer == "none" and offload.params == "none":
+        return
+    whole = offload.params != "none" if engine == "fsdp2" else engine == "deepspeed"
+    if not whole:
+        key, value = "offload.optimizer", offload.optimizer
+        raise Unsupported(f"is not timed under engine {engine} without its parameters", key=key, value=value)
+
+
+def is_hosted(job: Job) -> bool:
+    """Whether the optimizer steps on the host."""
+    return job.offload.optimizer != "none"
+
+
+def offloads(job: Job) -> bool:
+    """Whether anything of a step is copied to the host or back."""
+    offload = job.offload
+    return {offload.optimizer, offload.params, offload.activations} != {"none"} or _is_fine_grained(job)
+
+
+def is_beside(job: Job) -> bool:
+    """Whether gradients are copied beside the backward: in pinned memory, on a stream of their own.
+
+    DeepSpeed's is the reductions' stream, where ``overlap_comm`` makes one (default at stage 3). FSDP2 copies a gradient that is added
+    to one on the host synchronously (_fsdp_collectives.py, foreach_reduce).
+    """
+    if job.engine.name == "deepspeed":
+        return pins(job) and flag(job.engine.options, "overlap_comm", job.engine.zero_stage == PARAMETERS_SHARDED)
+    return job.data.grad_accum == 1
+
+
+# -- copies
+
+
+def fetched_s(job: Job, numel: float, *, both: bool) -> float:
+    """Parameters of a shard of ``numel`` elements brought to the GPU ahead of a gather. both: gradients leave meanwhile."""
+    if job.offload.params == "none":
+        return 0.0
+    n_bytes = numel * _bytes(job.precision.params if job.engine.name == "deepspeed" else _master(job))
+    read = n_bytes / _nvme_bytes_per_s(job) if job.offload.params == "nvme" else 0.0
+    return read + n_bytes / _link_bytes_per_s(job, to_host=False, both=both)
+
+
+def gradients_s(job: Job, numel: float) -> float:
+    """Gradients of a shard of ``numel`` elements taken to the host after one reduction; what one micro-batch alone copies is spread
+    over all."""
+    if not is_hosted(job):
+        return 0.0
+    both = job.offload.params != "none"
+    there, back = (numel * n_bytes / reductions(job) for n_bytes in _gradient_bytes(job))
+    return there / _link_bytes_per_s(job, to_host=True, both=both) + back / _link_bytes_per_s(
+        job, to_host=False, both=both
+    )
+
+
+def _gradient_bytes(job: Job) -> tuple[float, float]:
+    """Of one element in a step: to the host, and back from it.
+
+    DeepSpeed adds those of several micro-batches on the GPU: what is on the host comes for it and goes again (stage 3 always has it come,
+    for its norm). At the end of the accumulation they go in the masters' type.
+    """
+    last, micro_batches, stage = _bytes(_master(job)), job.data.grad_accum, job.engine.zero_stage
+    if job.engine.name != "deepspeed":
+        return reductions(job) * last, 0.0
+    made = _bytes(job.precision.grads if stage == PARAMETERS_SHARDED else job.precision.params)
+    if stage == PARAMETERS_SHARDED:
+        return micro_batches * made + last, micro_batches * made
+    if micro_batches == 1:
+        return last, 0.0
+    if reductions(job) == 1:
+        return made + last, made
+    return micro_batches * made + last, (micro_batches - 1) * made
+
+
+def returned_s(job: Job, numel: float) -> float:
+    """Stepped parameters of a shard of ``numel`` elements copied to the GPU, where they stay there; to NVMe, where they come from it."""
+    n_bytes = numel * _bytes(job.precision.params)
+    if job.offload.params == "nvme":
+        return n_bytes / _nvme_bytes_per_s(job, write=True)
+    if job.offload.params != "none" or not is_hosted(job):
+        return 0.0
+    pinned = job.engine.zero_stage < PARAMETERS_SHARDED and version_of(job) >= PINNED_PARAMETERS and pins(job)
+    return n_bytes / host_bytes_per_s(job.cluster.device, "h2d", pinned=pinned).value
+
+
+def _link_bytes_per_s(job: Job, *, to_host: bool, both: bool) -> float:
+    pinned = job.engine.name != "deepspeed" or pins(job)
+    return host_bytes_per_s(job.cluster.device, "d2h" if to_host else "h2d", both, pinned).value
+
+
+# -- the optimizer
+
+
+def optimizer_s(job: Job, numel: float) -> float:
+    """The step of ``numel`` elements of each rank: all ranks of a node share its memory, and torchrun gives each of several one thread
+    (torch distributed/run.py, OMP_NUM_THREADS); DeepSpeed's launcher leaves them all."""
+    ranks = _ranks_of_a_node(job)
+    impl: HostOptimizer = "fused" if job.engine.name == "deepspeed" or job.optimizer.impl == "fused" else "foreach"
+    rate = host_optimizer_bytes_per_s(job.cluster.device, impl, ranks).value
+    seconds = numel * ranks * _moved_bytes(job, impl) / rate
+    if job.engine.name != "deepspeed" and ranks > 1:
+        seconds = max(seconds, numel / thread_elements_per_s(impl).value)
+    return seconds + _swapped_s(job, numel)
+
+
+def _moved_bytes(job: Job, impl: HostOptimizer) -> float:
+    """Of one element, through the host's memory: DeepSpeed scales gradients in the masters' type and casts what it stepped."""
+    master = _bytes(_master(job))
+    gradient = master
+    once = gradient + 2 * master + 2 * _moments_bytes(job) + (EAGER_PASSES * master if impl == "foreach" else 0.0)
+    if job.engine.name == "deepspeed":
+        clipped = 2 * gradient if job.grad_clip or job.precision.params == "fp16" else 0.0
+        return once + clipped + master + _bytes(job.precision.params)
+    return once + (3 * gradient if job.grad_clip else 0.0)
+
+
+def _swapped_s(job: Job, numel: float) -> float:
+    """Masters, moments and gradients from NVMe and back, sub-group by sub-group, none beside the step (pipeline_read and pipeline_write
+    are off unless set; swap_tensor/partitioned_optimizer_swapper.py)."""
+    if job.offload.optimizer != "nvme":
+        return 0.0
+    moved = numel * (2 * _bytes(_master(job)) + _moments_bytes(job))
+    return moved / _nvme_bytes_per_s(job) + moved / _nvme_bytes_per_s(job, write=True)
+
+
+def _moments_bytes(job: Job) -> float:
+    return len(MOMENTS.get(job.optimizer.name, ("momentum",))) * _bytes(job.optimizer.state)
+
+
+def _master(job: Job) -> str:
+    """What is stepped: FSDP keeps it alone, and casts it on the GPU for each gather."""
+    return job.precision.master or job.precision.params
+
+
+def _nvme_bytes_per_s(job: Job, *, write: bool = False) -> float:
+    """A rank's share, of a node with a drive for each of its GPUs (DGX A100 and H100, AWS p4d and p5)."""
+    return nvme_bytes_per_s(job.cluster.gpus_per_node, write).value / _ranks_of_a_node(job)
+
+
+def _ranks_of_a_node(job: Job) -> int:
+    return min(job.layout.world, job.cluster.gpus_per_node)
+
+
+def _bytes(dtype: str) -> float:
+    return dtypes.bits(dtype) / 8
+
+
+# -- activations
+
+
+def left_s(job: Job, context: Context, element: Element) -> float:
+    """What one block leaves on the host for its backward, copied one way: the input of a checkpointed block, or what Megatron's
+    fine-grained offloading names. Both go on a stream of their own, from and to pinned memory."""
+    if _is_fine_grained(job):
+        n_bytes = one_layer_bytes(stacks.lower(element.block, context))
+    elif job.offload.activations != "none" and element.mode == CHECKPOINT:
+        n_bytes = stream_bytes(element.block.input, context)
+    else:
+        return 0.0
+    return n_bytes / host_bytes_per_s(job.cluster.device, "d2h").value
+
+
+def _is_fine_grained(job: Job) -> bool:
+    return flag(job.engine.options, "fine_grained_activation_offloading", False)
