@@ -11,7 +11,7 @@ ADAM = [
     ("fused", 28, {1e9: 0.22, 2e9: 0.51, 4e9: 1.03, 8e9: 2.41, 10e9: 2.57}),
     ("foreach", 80, {1e9: 1.39, 2e9: 2.75, 4e9: 5.71, 8e9: 11.93, 10e9: 14.76}),
 ]
-"""Ren et al., "ZeRO-Offload" (arXiv 2101.06840), latency of CPU-Adam and of PyTorch's Adam on the CPUs of a DGX-2, by parameters."""
+"""Ren et al., "ZeRO-Offload" (arXiv 2101.06840), table 4: CPU-Adam and PyTorch's Adam on the CPUs of a DGX-2, by parameters."""
 
 
 @pytest.mark.parametrize(("impl", "moved", "seconds"), ADAM)
@@ -38,3 +38,44 @@ def test_a_llama_of_70_billion_parameters_under_cpu_offload() -> None:
         "compile": True,
     }
     assert 8 * step_time(read_job(job)).tokens_per_s_per_gpu == pytest.approx(1568, rel=0.15)
+
+
+TFLOPS = [
+    (20, 2048, 32, 36),
+    (40, 2048, 32, 36),
+    (64, 2304, 32, 37),
+    (53, 3072, 16, 37),
+    (72, 3072, 16, 41.5),
+    (50, 4096, 10, 41),
+    (55, 4096, 8, 36),
+    (60, 4096, 4, 34),
+    (65, 4096, 4, 34.5),
+]
+"""Layers, hidden size, micro-batch (table 3 of the same paper), and TFLOP/s of one V100 at a batch of 512, read off its figure 8."""
+
+
+@pytest.mark.parametrize(("layers", "hidden", "micro_batch", "tflops"), TFLOPS)
+def test_zero_offload_on_one_v100(layers: int, hidden: int, micro_batch: int, tflops: float) -> None:
+    """The paper names neither the sequence nor ``overlap_comm`` nor what it counts as a FLOP: 1,024 tokens, DeepSpeed's default (off) and
+    6 for each parameter of a layer and token are taken. Gradients that go to the host and back in each micro-batch are why the largest
+    models, of the smallest micro-batches, are slower."""
+    heads = hidden // 128
+    model = {
+        "model_type": "gpt", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": heads, "head_dim": 128, "intermediate_size": 4 * hidden, "vocab_size": 50304,
+        "max_position_embeddings": 1024, "position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True,
+        "tie_word_embeddings": True, "hidden_dropout": 0.1, "attention_dropout": 0.1,
+    }  # fmt: skip
+    job = {
+        "model": model,
+        "cluster": "1xV100-SXM-32GB",
+        "data": {"seq_len": 1024, "micro_batch": micro_batch, "grad_accum": 512 // micro_batch},
+        "engine": {"name": "deepspeed", "zero_stage": 2, "options": {"pin_memory": True}},
+        "stack": "megatron",
+        "precision": "fp16-mixed",
+        "recompute": "full",
+        "attention": "eager",
+        "offload": {"optimizer": "cpu"},
+    }
+    flops = 6 * 12 * layers * hidden**2
+    assert step_time(read_job(job)).tokens_per_s_per_gpu * flops / 1e12 == pytest.approx(tflops, rel=0.13)
