@@ -134,16 +134,39 @@ def cluster_of(want: Wanted) -> Cluster:
 
 
 def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
-    """The job under each engine that can run it at all, and why the others cannot."""
+    """The job under each engine that can run it at all, once for each way to leave states on the host, and why the others cannot."""
     found: list[Base] = []
     refused: dict[str, UllageError] = {}
     for name in want.engines:
-        try:
-            job = read_job(_of_engine(want, name))
-            found.append(Base(job=job, graph=build(job.model, mtp=name == "megatron")))
-        except UllageError as error:
-            refused[name] = error
-    return found, refused
+        for values in _variants(want, name):
+            try:
+                job = read_job(values)
+                found.append(Base(job=job, graph=build(job.model, mtp=name == "megatron")))
+            except UllageError as error:
+                refused.setdefault(name, error)
+    known = {base.job.engine.name for base in found}
+    return found, {name: error for name, error in refused.items() if name not in known}
+
+
+_OFFLOADS: dict[str, tuple[dict[str, object], ...]] = {
+    "deepspeed": ({"optimizer": "cpu"}, {"optimizer": "cpu", "params": "cpu"}),
+    "fsdp2": ({"optimizer": "cpu", "params": "cpu"},),
+}
+"""What an engine can leave on the host, where its account and its time know it."""
+
+_EVERY_STAGE = 3
+"""ZeRO stage at which DeepSpeed takes all that it can leave on the host: what of it a lower stage refuses is counted as refused."""
+
+
+def _variants(want: Wanted, name: str) -> Iterator[dict[str, object]]:
+    values = _of_engine(want, name)
+    yield values
+    if "offload" not in want.written:
+        for offload in _OFFLOADS.get(name, ()):
+            engine = values["engine"]
+            assert isinstance(engine, dict)
+            stage = {} if "zero_stage" in engine else {"zero_stage": _EVERY_STAGE}
+            yield {**values, "offload": offload, "engine": {**engine, **stage}}
 
 
 def _of_engine(want: Wanted, name: str) -> dict[str, object]:
@@ -227,6 +250,10 @@ def zero_stages(want: Wanted, base: Base, dp: int) -> tuple[int, ...]:
     own = base.job.engine
     if "engine.zero_stage" in want.written or any(name in own.options for name in _SAY_STAGE):
         return (own.zero_stage,)
+    if (
+        base.job.offload.optimizer != "none"
+    ):  # sharded though it be by one rank: only a sharded optimizer is left on the host
+        return tuple(stage for stage in STAGES[own.name] if stage)
     return STAGES[own.name] if dp > 1 else STAGES[own.name][:1]
 
 
