@@ -125,6 +125,17 @@ def tensor_parallel():
     return _trained(model, torch.randn(4, 256), foreach=True)
 
 
+def sharded_llama():
+    from ullage.job.read import read_job
+    from ullage.trace.models import factory_of
+
+    model = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 176, "vocab_size": 520, "max_position_embeddings": 64}  # fmt: skip
+    job = {"schema": 1, "model": model, "cluster": "2xH100-SXM-80GB", "engine": {"name": "fsdp2"}, "recompute": "full",
+           "precision": "bf16-mixed", "data": {"seq_len": 32, "micro_batch": 2, "grad_accum": 2}}  # fmt: skip
+    return factory_of(read_job(job))()
+
+
 # -- what is wrong
 
 

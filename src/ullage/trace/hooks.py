@@ -29,6 +29,7 @@ def watching(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(_calls(recorder))
         stack.enter_context(_backwards(recorder))
         stack.enter_context(_resizes(recorder))
+        stack.enter_context(sharded.unseen_looks(recorder))
         before = register_optimizer_step_pre_hook(lambda *_: _steps(recorder))
         stack.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda optimizer, *_: _stepped(recorder, optimizer))

@@ -82,12 +82,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
             self._communicates(func, args, kwargs, out)
-        if isinstance(out, torch.Tensor):
+        if isinstance(out, torch.Tensor) and not _is_wrapper(type(out)):
             heir = self._see(out, func)
             self.over = (over, heir, self.clock) if over is not None and heir is not None else None
         else:
             for tensor in tensors_in(out):
-                self._see(tensor, func)
+                self._see_result(tensor, func)
         return out
 
     def _note(self, ops: list[TracedOp], func: Any, args: Any, kwargs: Any) -> None:
@@ -109,6 +109,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 called=self.places.calling,
             )
         )
+
+    def _see_result(self, tensor: torch.Tensor, func: Any) -> None:
+        for inner in inner_tensors(tensor) if _is_wrapper(type(tensor)) else (tensor,):
+            self._see(inner, func)
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
         """Makes a tensor's storage known; ``func``: the op that returned it."""

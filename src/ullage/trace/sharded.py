@@ -21,12 +21,12 @@ from ullage.trace.recorder import COLLECT_EVERY, Recorder
 
 
 @contextmanager
-def as_in_a_run(recorder: Recorder) -> Iterator[None]:
+def unseen_looks(recorder: Recorder) -> Iterator[None]:
+    """What DTensor makes on fake tensors to learn about shapes is not recorded, in a trace or in a run."""
     if not torch.distributed.is_available():
         yield
         return
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
-    from torch.nn.parallel import distributed
 
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
     propagated = count(1)
@@ -40,6 +40,18 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
             if not next(propagated) % COLLECT_EVERY:
                 gc.collect(0)
 
+    with replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
+
+
+@contextmanager
+def as_in_a_run(recorder: Recorder) -> Iterator[None]:
+    """DDP without its peers."""
+    if not torch.distributed.is_available():
+        yield
+        return
+    from torch.nn.parallel import distributed
+
     ready: Any = distributed.DistributedDataParallel._pre_forward
 
     def with_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +61,6 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
             return ready(self, *args, **kwargs)
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen))
         stack.enter_context(replaced(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True))
         if torch.distributed.is_initialized():
             stack.enter_context(replaced(distributed.DistributedDataParallel, "_pre_forward", with_hook))
