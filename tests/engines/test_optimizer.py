@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ullage.engines import optimizer as optimizers
@@ -79,6 +81,29 @@ def test_muon_keeps_one_moment_of_matrices_and_adamw_s_two_of_vectors() -> None:
     )
     found = {item.what: item.bytes for item, _ in optimizers.states(Optimizer(name="muon", state="fp32"), mixed)}
     assert found == {"momentum_buffer": 4 * NUMEL, "exp_avg": 2048, "exp_avg_sq": 2048}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tensors"),
+    [
+        (Optimizer(impl="fused"), 1),
+        (Optimizer(name="sgd"), 1),
+        (Optimizer(impl="for-loop"), 2),
+        (Optimizer(impl="foreach"), 2),
+    ],
+)
+def test_a_whole_gradient_is_cut_for_each_op_that_reads_it(optimizer: Optimizer, tensors: int) -> None:
+    """As DTensor does; the square root and the denominator, of 1 B here, come when that is gone."""
+    embedding = Stepped(name="embed_tokens.weight", shape=(512, 512), dtype="fp32", gradient_parts=4)
+    step = optimizers.step(replace(optimizer, state="fp8"), (Group(tensors=(embedding,)),))
+    assert step.peak_bytes == tensors * 4 * NUMEL
+    assert step.delta_bytes == 0
+
+
+def test_sgd_s_momentum_is_a_copy_of_a_whole_gradient() -> None:
+    embedding = Stepped(name="embed_tokens.weight", shape=(512, 512), dtype="fp32", gradient_parts=4)
+    (states,) = optimizers.states(Optimizer(name="sgd", state="fp32"), (Group(tensors=(embedding,)),))
+    assert states[0].bytes == 4 * 4 * NUMEL
 
 
 def test_clipping_needs_a_scalar_a_gradient() -> None:

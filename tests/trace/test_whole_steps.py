@@ -33,7 +33,11 @@ CASES = [
     Case("gpt2", "fsdp2, 3", "sgd, long"),
     Case("llama", "fsdp2, 3", "mixed, recompute"),
     Case("qwen3", "tp", "mixed"),
+    Case("llama", "tp", "mixed, fused, short"),
+    Case("qwen3", "tp", "mixed, accumulation, short"),
     Case("llama", "tp x fsdp2", "recompute, long"),
+    Case("llama", "tp x fsdp2", "mixed, fused, short"),
+    Case("qwen3", "tp x fsdp2", "mixed, accumulation, short"),
 ]
 
 

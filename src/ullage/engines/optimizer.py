@@ -7,13 +7,15 @@ optim/optimizer.py, torchao optim/subclass_8bit.py. States appear inside the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from ullage import dtypes
 from ullage.errors import Unsupported
 from ullage.frozen import frozen
+from ullage.job.bind import is_tensor_parallel
 from ullage.job.job import Optimizer
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
@@ -38,11 +40,15 @@ MOMENTS = {
 
 @frozen
 class Stepped:
-    """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it."""
+    """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it.
+
+    gradient_parts: tensors of its size in its gradient, of which each op that reads it cuts this one's out (DTensor).
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    gradient_parts: int = 1
 
     @property
     def numel(self) -> int:
@@ -61,19 +67,34 @@ Shape = Callable[[tuple[int, ...]], tuple[int, ...]]
 """What an engine makes of a parameter's local shape (its shard's)."""
 
 
-def stepped(rank: Rank, context: Context, dtype: str, shape: Shape = lambda whole: whole) -> tuple[Group, ...]:
-    """Every parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each."""
+def stepped(
+    rank: Rank,
+    context: Context,
+    dtype: str,
+    shape: Shape = lambda whole: whole,
+    whole_gradients: Container[str] = (),
+) -> tuple[Group, ...]:
+    """Every parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each.
+
+    whole_gradients: names of those whose gradients tensor parallelism leaves whole. Under it the cut ones come first: the parameters
+    of each mesh are a group of their own (transformers' Trainer, create_optimizer).
+    """
     held = {param.name: param for param in rank.params}
+    runs = [run for chunk in rank.chunks for run in chunk.runs]
     groups: list[Group] = []
-    for chunk in rank.chunks:
-        for run in chunk.runs:
-            tensors = tuple(
-                Stepped(name=param.name, shape=shape(local_shape(param, run, context)), dtype=dtype)
-                for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
-                if param is not None
+    for on_mesh, run in product((True, False), runs):
+        tensors = tuple(
+            Stepped(
+                name=param.name,
+                shape=shape(local_shape(param, run, context)),
+                dtype=dtype,
+                gradient_parts=context.tp if param.name in whole_gradients else 1,
             )
-            if tensors:
-                groups.append(Group(tensors=tensors, repeat=run.repeat))
+            for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
+            if param is not None and on_mesh == (context.tp > 1 and is_tensor_parallel(param.param))
+        )
+        if tensors:
+            groups.append(Group(tensors=tensors, repeat=run.repeat))
     return tuple(groups)
 
 
@@ -126,7 +147,10 @@ def _states_of(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> list[tu
         elif optimizer.state == "8bit" and tensor.numel >= SMALLEST_8BIT:
             found += [(moment, tensor.numel, "uint8"), (f"{moment} scales", -(-tensor.numel // BLOCK), "fp32")]
         else:
-            found.append((moment, tensor.numel, "fp32" if optimizer.state == "8bit" else optimizer.state))
+            parts = (
+                tensor.gradient_parts if optimizer.name == "sgd" else 1
+            )  # made as the gradient is (torch/optim/sgd.py)
+            found.append((moment, tensor.numel * parts, "fp32" if optimizer.state == "8bit" else optimizer.state))
     if optimizer.name in ("adam", "adamw") and optimizer.impl == "fused" and optimizer.state != "8bit":
         found.append(("step", 1, "fp32"))  # on the device only for fused (torch/optim/adam.py _init_group)
     return found
@@ -174,18 +198,36 @@ def step(optimizer: Optimizer, groups: tuple[Group, ...]) -> Node:
     """The temporaries of one optimizer step, gradients and states being live around it.
 
     foreach: the square root of every second moment at once (_multi_tensor_adam). for-loop: one tensor at a time, whose
-    denominator lives until the next one's replaces it (_single_tensor_adam). fused and 8-bit kernels: none.
+    denominator lives until the next one's replaces it (_single_tensor_adam). fused and 8-bit kernels: none. Before them, whatever
+    the optimizer: what is cut out of gradients that are whole.
     """
-    if optimizer.name not in ("adam", "adamw") or optimizer.state == "8bit" or optimizer.impl == "fused":
-        return Sequence([], "optimizer step")
+    if not _has_roots(optimizer):
+        return Sequence(_cuts(groups, 1), "optimizer step")
     if optimizer.impl == "foreach":
-        return Sequence(_foreach(optimizer, groups), "optimizer step")
+        return Sequence([*_cuts(groups, _READS), *_foreach(optimizer, groups)], "optimizer step")
     return Sequence(_for_loop(optimizer, groups), "optimizer step")
+
+
+def _has_roots(optimizer: Optimizer) -> bool:
+    return optimizer.name in ("adam", "adamw") and optimizer.state != "8bit" and optimizer.impl != "fused"
+
+
+_READS = 2
+"""How often the op that reads the gradient most does so: addcmul, for its square; DTensor cuts it for each (tensor/_dispatch.py)."""
+
+
+def _cuts(groups: tuple[Group, ...], reads: int) -> list[Node]:
+    made = [
+        (_cut(tensor.numel, tensor.dtype), reads * repeat)
+        for tensor, repeat in _each(groups)
+        if tensor.gradient_parts > 1
+    ]
+    return [*(alloc(item, count) for item, count in made), *(free(item, count) for item, count in made)]
 
 
 def temporaries(optimizer: Optimizer) -> tuple[str, ...]:
     """Element types of what stepping one tensor alone allocates, each as large as the tensor (an optimizer inside the backward)."""
-    if optimizer.name not in ("adam", "adamw") or optimizer.state == "8bit" or optimizer.impl == "fused":
+    if not _has_roots(optimizer):
         return ()
     return (optimizer.state,) if optimizer.impl == "foreach" else (optimizer.state,) * 2
 
@@ -215,12 +257,18 @@ def _for_loop(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:
 def _one_by_one(optimizer: Optimizer, group: Group, before: Item | None) -> tuple[Node, Item | None]:
     nodes: list[Node] = []
     for tensor in group.tensors:
+        nodes += _cuts((Group(tensors=(tensor,)),), _READS)
         root, denominator = _root(tensor.numel, optimizer.state), _denominator(tensor.numel, optimizer.state)
         nodes += [alloc(root), alloc(denominator), free(root)]
         if before is not None:
             nodes.append(free(before))
         before = denominator
     return Sequence(nodes), before
+
+
+@lru_cache(maxsize=4096)
+def _cut(numel: int, dtype: str) -> Item:
+    return _temporary("rank's own part of a whole gradient", numel, dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, registered, sized, workspace
@@ -16,6 +17,7 @@ from ullage.hardware import overheads
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.kernels.transformers_loss import version_of
+from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
@@ -198,7 +200,9 @@ class ReplicaStep:
 def plain(job: Job, graph: Graph, rank: Rank) -> Account:
     """A replica that nothing wraps: gradients accumulate in ``.grad`` until zero_grad."""
     context = context_of(job, graph)
-    groups = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
+    dtype = job.precision.master or job.precision.params
+    whole = whole_gradients(graph) if context.tp > 1 else ()
+    groups = optimizers.stepped(rank, context, dtype, whole_gradients=whole)
     moments = states(job, groups)
     on_host = job.offload.optimizer != "none"
     held = [parameters(rank, job.precision.params), *master(job, rank), *beside(job, context)]
@@ -243,11 +247,33 @@ class _Joins(Wrap):
             if (element.block.name, name) not in self.twins:
                 continue
             first, is_view = self.twins[element.block.name, name]
-            nodes += [alloc(first), free(first), free(item)] if is_view else [free(item)]
+            nodes += joined(item, first, in_place=not is_view)
             if self.rule.mode != "keep":
                 used = [_as_large(first, dtype, name) for dtype in self.rule.temporaries]
                 nodes += [*(alloc(one) for one in used), *(free(one) for one in used), free(first)]
         return Sequence(nodes)
+
+
+def joined(later: Item, first: Item, *, in_place: bool) -> list[Node]:
+    """The gradient of a tied weight's first use is added to that of its second, which autograd made before. in_place: nobody else
+    holds that one. A larger one is of tensor parallelism's whole vocabulary, and cut; DTensors are added out of place.
+    """
+    if later.bytes > first.bytes:
+        cut = cut_out(first)
+        return [alloc(cut), alloc(first), free(cut), free(first), free(later)]
+    return [free(later)] if in_place else [alloc(first), free(first), free(later)]
+
+
+@lru_cache(maxsize=256)
+def cut_out(part: Item) -> Item:
+    """What redistributing a whole gradient makes, as large as the gradient of this rank's part."""
+    return Item(
+        category="transient",
+        what=f"{part.what}, cut out of the whole",
+        bytes=part.bytes,
+        formula=part.formula,
+        lives="until it is added or reduced",
+    )
 
 
 def _as_large(gradient: Item, dtype: str, name: str) -> Item:

@@ -10,10 +10,11 @@ Fused projections, experts and several embedding tables are computed without the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import WeightGrad
-from ullage.model.graph import Op, Param
+from ullage.model.graph import Graph, Op, Param
 
 
 def entering(tape: Tape, op: Op, source: Value) -> Value:
@@ -36,9 +37,24 @@ def leaving(tape: Tape, name: str, made: Value, output: Value) -> Value:
 
 
 def embedding_gradient(tape: Tape, param: Param) -> WeightGrad:
-    """Of all words on every rank: DTensor runs embedding_dense_backward on whole gradients and indices, and cuts it when it is stepped."""
+    """Of all words on every rank: DTensor runs embedding_dense_backward on whole gradients and indices, and cuts it when another op
+    needs it as its weight is cut."""
     weight = tape.weight(param.name, param.dims)
     return replace(weight, numel=weight.numel * tape.context.tp)
+
+
+@lru_cache(maxsize=256)
+def whole_gradients(graph: Graph) -> frozenset[str]:
+    """Weights, by qualified name, whose gradient is of all words when their backward is through; a tied one's is cut as it is joined."""
+    joined = {first for first, _ in graph.tied}
+    found = {
+        f"{run.block.name}.{param.name}"
+        for run in graph.runs
+        for op in run.block.ops
+        if op.kind == "embedding"
+        for param in op.params
+    }
+    return frozenset(found - joined)
 
 
 def gathered(tape: Tape, logits: Value) -> Value:

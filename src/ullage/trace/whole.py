@@ -170,6 +170,8 @@ def moment(found: Trace) -> str:
     if mark.what not in ("forward", "backward"):
         return "optimizer step" if mark.what == "optimizer" else "gradient clipping"
     passes = [one for one in found.marks if (one.step, one.what) == (mark.step, mark.what) and one.at <= peak.at]
+    if mark.what == "backward" and not peak.module and _is_behind_embedding(found, mark.at, peak.at):
+        return f"reducing the root's gradients, micro-batch {len(passes)}"
     return f"{mark.what} of {_part(found, peak.module)}, micro-batch {len(passes)}"
 
 
@@ -177,6 +179,11 @@ def _part(found: Trace, module: str) -> str:
     if _LAYER.search(module):
         return "layer"
     return "embedding" if dict(found.modules).get(module) == "Embedding" else "head"
+
+
+def _is_behind_embedding(found: Trace, start: int, at: int) -> bool:
+    """Whether the embedding's own backward has run between the two times."""
+    return any(_part(found, one.module) == "embedding" for one in found.allocations if start <= one.birth < at)
 
 
 # -- the table

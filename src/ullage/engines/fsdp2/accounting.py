@@ -155,13 +155,14 @@ class _Step:
         inner = chunks.backward(elements, self.replayer, wrap, GradRule())
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
-        return Sequence([*before, inner, *wrap.after_backward(self._root_grads(index), first)])
+        after = wrap.after_backward(self._root_grads(index), first)
+        return Sequence([*before, inner, Sequence(after, "reducing the root's gradients")])
 
-    def _root_grads(self, index: int) -> list[Item]:
-        """Gradients that blocks without a unit of their own have left."""
+    def _root_grads(self, index: int) -> list[tuple[str, Item]]:
+        """Gradients that blocks without a unit of their own have left, by their parameters' names."""
         units = self.units[index]
         return [
-            item
+            (f"{run.block.name}.{name}", item)
             for run in self.rank.chunks[index].runs
             if units.unit(run.block) is None
             for name, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads

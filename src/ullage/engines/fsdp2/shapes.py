@@ -7,6 +7,7 @@ import math
 from ullage.engines.fsdp2.units import Shape
 from ullage.job.bind import is_expert, local_sizes
 from ullage.job.job import Job
+from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Graph, Op, Param
 
@@ -30,12 +31,14 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
             dims[1],
             dims[0] * math.prod(dims[2:]),
         )  # torchtitan shards experts on dim 1 where ranks outnumber them
+    name = f"{block.name}.{param.name}"
+    whole_gradient = job.stack == "transformers" and name in whole_gradients(graph)
     return Shape(
-        name=f"{block.name}.{param.name}",
+        name=name,
         rows=rows,
         columns=columns,
         shards=shards,
-        gradient_parts=job.layout.tp if job.stack == "transformers" and op.kind == "embedding" else 1,
+        gradient_parts=job.layout.tp if whole_gradient else 1,
         gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
     )
 

@@ -229,6 +229,24 @@ class Unit:
             REDUCE_STREAM,
         )
 
+    def cut_gradient(self, name: str, *, accumulated: bool) -> Item | None:
+        """What is cut out of a gradient that holds more parts than its parameter, for the reduction (_get_grad_inner_tensor)."""
+        if all(shape.name != name or shape.gradient_parts == 1 for shape in self.shapes):
+            return None
+        return self.own_gradient(name, self.types.reduce if accumulated else self.types.compute)
+
+    def own_gradient(self, name: str, dtype: str) -> Item:
+        """A gradient of its parameter's size, before it is sharded."""
+        (shape,) = (shape for shape in self.shapes if shape.name == name)
+        return self._item(
+            "gradients",
+            f"unsharded gradient of {name}",
+            shape.rows * shape.columns,
+            dtype,
+            "this rank's part of a whole gradient",
+            "end of its group's backward to its reduction",
+        )
+
     @cached_property
     def accumulated(self) -> tuple[Item, ...]:
         """Unsharded gradients in the reduction's type, where micro-batches are not reduced one by one."""

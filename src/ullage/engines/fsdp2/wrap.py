@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ullage.engines.fsdp2.policy import Units
 from ullage.engines.fsdp2.units import Unit
+from ullage.engines.replica import joined
 from ullage.frozen import frozen
 from ullage.memory.block import BlockProgram
 from ullage.memory.chunk import Element, Wrap
@@ -120,14 +121,22 @@ class ShardedWrap(Wrap):
         if (
             unit is None
         ):  # its gradients wait for the root; those of a tied weight's first use are added to its second's
-            nodes += drop(item for name, item in program.grads if f"{element.block.name}.{name}" in self.units.joined)
+            for name, item in program.grads:
+                if f"{element.block.name}.{name}" in self.units.joined:
+                    nodes += self._join(f"{element.block.name}.{name}", item)
         else:
-            nodes += self._reduce(unit, [item for _, item in program.grads], self._unit(previous))
+            grads = [(f"{element.block.name}.{name}", item) for name, item in program.grads]
+            nodes += self._reduce(unit, grads, self._unit(previous))
             # of several blocks under one checkpoint each reduces by itself; here after all of them
             for _ in range(element.size - 1):
                 again = [alloc(unit.joined_gradient)] if unit.flat else []
                 nodes += [*again, *self._reduce_again(unit)]
         return Sequence(nodes)
+
+    def _join(self, name: str, later: Item) -> list[Node]:
+        """A tied weight's gradient of its first use, and that of its second, which is there already."""
+        assert self.units.root is not None, name
+        return joined(later, self.units.root.own_gradient(name, self.units.root.types.compute), in_place=True)
 
     def _reduce_again(self, unit: Unit) -> list[Node]:
         if self.sync.reduces:
@@ -147,10 +156,14 @@ class ShardedWrap(Wrap):
             return []
         return gather(unit)
 
-    def _reduce(self, unit: Unit, grads: list[Item], before: Unit | None) -> list[Node]:
-        """End of a group's backward: drop the parameters, copy the gradients into the reduction's input, reduce."""
+    def _reduce(self, unit: Unit, named: list[tuple[str, Item]], before: Unit | None) -> list[Node]:
+        """End of a group's backward: drop the parameters, copy the gradients into the reduction's input, reduce.
+
+        named: the gradients, by their parameters' qualified names.
+        """
         sync = self.sync
         nodes: list[Node] = []
+        grads = [item for _, item in named]
         if unit.flat:
             nodes, grads = [alloc(unit.joined_gradient), *drop(grads)], [unit.joined_gradient]
         if not sync.reduces:
@@ -159,15 +172,21 @@ class ShardedWrap(Wrap):
             if not sync.unsynced_before:
                 return [*nodes, *take(unit.accumulated), *drop(grads)]
             return [*nodes, *drop(grads)]
-        nodes += drop([before.reduce_input] if before is not None else [])
-        if not self.resident:
-            nodes += drop(unit.gathered)
         if sync.unsynced_before:
             nodes += drop(grads)
             grads = list(unit.accumulated)
+            named = [(shape.name, item) for shape, item in zip(unit.shapes, grads, strict=True)]
+        for name, item in [] if unit.flat else named:
+            cut = unit.cut_gradient(name, accumulated=sync.unsynced_before)
+            if cut is not None:
+                nodes += [alloc(cut), free(item)]
+                grads[grads.index(item)] = cut
+        nodes += drop([before.reduce_input] if before is not None else [])
+        if not self.resident:
+            nodes += drop(unit.gathered)
         return [*nodes, *reduce_scatter(unit, grads, first=sync.first)]
 
-    def after_backward(self, root_grads: list[Item], last: Unit | None) -> list[Node]:
+    def after_backward(self, root_grads: list[tuple[str, Item]], last: Unit | None) -> list[Node]:
         """The root's reduction; then the last reduce-scatter input goes."""
         root = self.units.root
         if root is None:
