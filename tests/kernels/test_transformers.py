@@ -16,6 +16,7 @@ import pytest
 from ullage.frozen import FrozenMap
 from ullage.job.bind import local_sizes
 from ullage.job.job import Data, Layout, Recompute
+from ullage.kernels.stacks import lower
 from ullage.kernels.step import Context
 from ullage.memory.block import BlockProgram, GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, Replayer
@@ -199,3 +200,32 @@ def test_under_autocast_the_outputs_are_copied_to_fp32() -> None:
     without, _ = program(model, data, **changes, options=FrozenMap({"convert_outputs_to_fp32": False}))
     assert with_copy.forward.peak_bytes == without.forward.peak_bytes  # not additive with the cross entropy's own
     assert with_copy.forward.delta_bytes == without.forward.delta_bytes
+
+
+# -- masks
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows", "elements", "size"),
+    [
+        ({}, (), 0, 0),
+        ({}, (16,), 1, 1),  # the same for every sequence
+        ({}, (64,), 0, 0),  # as long as the sequence
+        ({"padding_mask": True}, (), 2, 1),
+        ({"attention": "eager"}, (), 2, 2),
+        ({"attention": "eager", "residual": "fp32"}, (), 2, 4),
+    ],
+)
+def test_the_model_makes_one_mask_which_all_layers_read(
+    changes: dict[str, Any], windows: tuple[int, ...], elements: int, size: int
+) -> None:
+    """elements: in multiples of seq x seq. size: bytes of one. Looked up in traces of llama and mistral (transformers 5.24)."""
+    spec = DecoderSpec(
+        name="small", layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, windows=windows
+    )
+    model = build(spec)
+    sizes = local_sizes(model, Layout(), Data(seq_len=64, micro_batch=2))
+    context = Context(sizes=sizes, stack="transformers", **changes)
+    lent = [one for step in lower(block_of(model, "embedding"), context) for one in step.lends]
+    assert [one.bytes for one in lent] == ([elements * 64 * 64 * size] if elements else [])
+    assert [one for step in lower(block_of(model, "layer"), context) for one in step.borrows] == lent

@@ -64,7 +64,7 @@ def replay(step: Step, recomputes: bool, names: frozenset[str]) -> BlockProgram:
 def test_it_is_made_once_and_freed_once(recomputes: tuple[bool, bool, bool]) -> None:
     steps = [*zip((MAKER, ADDER, SAVER), recomputes, strict=True)]
     programs = [replay(*one, names) for one, names in zip(steps, owners(*steps), strict=True)]
-    tensor, gradient = carried(4 * K, 0), carried_grad(4 * K, 0)
+    tensor, gradient = carried(4 * K, 0, "tensor that skips blocks"), carried_grad(4 * K, 0)
     live = 0
     for program in programs:
         live += net(program.forward).get(tensor, 0)

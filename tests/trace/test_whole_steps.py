@@ -34,6 +34,7 @@ CASES = [
     Case("llama", "fsdp2, 3", "mixed, recompute"),
     Case("qwen3", "tp", "mixed"),
     Case("llama", "tp", "mixed, fused, short"),
+    Case("llama", "tp", "mixed, eager, recompute"),
     Case("qwen3", "tp", "mixed, accumulation, short"),
     Case("llama", "tp x fsdp2", "recompute, long"),
     Case("llama", "tp x fsdp2", "mixed, fused, short"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ullage import dtypes
-from ullage.kernels.step import Buffer, Context, Fit, Step, WeightGrad
+from ullage.kernels.step import Buffer, Context, Crossing, Fit, Step, WeightGrad
 from ullage.model.graph import Block, Dim, Tensor
 
 
@@ -84,6 +84,8 @@ class Tape:
         summed: Iterable[str] = (),
         view_grads: Iterable[Value] = (),
         caches: tuple[str, ...] = (),
+        borrows: tuple[Crossing, ...] = (),
+        lends: tuple[Crossing, ...] = (),
     ) -> Value:
         """One node. ``beside``: further tensors that it makes (statistics, masks)."""
         made = () if out is None else (self.buffer(out, what or name),)
@@ -102,6 +104,8 @@ class Tape:
                 summed=tuple(summed),
                 view_grads=tuple(value.name for value in view_grads),
                 caches=caches,
+                borrows=borrows,
+                lends=lends,
                 module=self.module,
             )
         )

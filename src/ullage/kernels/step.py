@@ -39,12 +39,13 @@ class WeightGrad:
 class Crossing:
     """A tensor beside the stream, or its gradient, on its way from one block to another: a skip connection, an encoder's output.
 
-    name: in this block. slot: the same at both ends, and of no other that is on its way meanwhile.
+    name: in this block. slot: the same at both ends, and of no other that is on its way meanwhile. what: for the ledger.
     """
 
     name: str
     slot: int
     bytes: int
+    what: str = "tensor that skips blocks"
 
 
 @dataclass(frozen=True, slots=True)

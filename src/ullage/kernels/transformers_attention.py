@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.kernels import transformers_masks as masks
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Context
@@ -21,7 +22,7 @@ FLASH_ROW_BLOCK = 128
 
 def attention(tape: Tape, op: Op) -> Value:
     tape.module = op.module
-    if tape.context.attention == "eager" or op.attrs["softcap"]:
+    if masks.is_eager(tape.context, op):
         return _eager(tape, op)
     return _sdpa(tape, op)
 
@@ -30,7 +31,8 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     """torch.nn.functional.scaled_dot_product_attention; autocast casts q, k and v into the compute type first, v before k before q."""
     context = tape.context
     q, k, v = (tape[name] for name in op.inputs)
-    masked = needs_mask(tape, op)
+    given = masks.borrowed(tape, op)
+    masked = given is not None
     grouped = context.size("kv_heads") < context.size("heads") and "nope_dim" not in context.sizes
     if grouped and (
         masked or context.size("head_dim") > LARGEST_GQA_HEAD or context.size("head_dim") != context.size("v_head_dim")
@@ -38,11 +40,8 @@ def _sdpa(tape: Tape, op: Op) -> Value:
         k, v = (_repeated(tape, one) for one in (k, v))
     named = (k, v)
     k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
-    mask: tuple[str, ...] = ()
-    beside: list[Buffer] = []
-    if masked:
-        beside.append(_bias(tape, q))
-        mask = (beside[0].name,)
+    mask, borrows = ((), ()) if given is None else ((given[0],), given[1])
+    bias = (_bias(tape, q),) if masked else ()
     if context.attention == "math":
         return _math(tape, op, q, k, v)
     lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
@@ -50,11 +49,13 @@ def _sdpa(tape: Tape, op: Op) -> Value:
     made = Value("attention.heads_first", output.dims, output.dtype) if _heads_first(tape) else output
     tape.emit(
         made.name if made is not output else "attention",
-        (q, k, v),
+        (q, k, v, *mask),
         made,
         what="attention output",
-        beside=(*beside, lse),
-        saves=(q, k, v, made, lse.name, *mask),
+        beside=(*bias, lse),
+        saves=(q, k, v, made, lse.name, *(one.name for one in bias)),
+        no_grad=mask,
+        borrows=borrows,
         backward_scratch=_kernel_backward(tape, op),
     )
     if made is not output:
@@ -68,12 +69,6 @@ def _heads_first(tape: Tape) -> bool:
     return tape.family in JOINS or "nope_dim" in tape.context.sizes
 
 
-def needs_mask(tape: Tape, op: Op) -> bool:
-    """Whether sdpa gets a mask: padding, or a window shorter than the sequence (masking_utils.py, sdpa_mask)."""
-    window = op.attrs["window"]
-    return tape.context.padding_mask or (isinstance(window, int) and window < tape.context.size(SEQ))
-
-
 def _bias(tape: Tape, q: Value) -> Buffer:
     """The boolean mask becomes an additive one in every layer (attention.cpp, convert_boolean_attn_mask)."""
     columns = tape.context.size(SEQ)
@@ -84,7 +79,7 @@ def _bias(tape: Tape, q: Value) -> Buffer:
 
 def _kernel_backward(tape: Tape, op: Op) -> tuple[Buffer, ...]:
     context = tape.context
-    shared = context.size("kv_heads") < context.size("heads") and not needs_mask(tape, op)
+    shared = context.size("kv_heads") < context.size("heads") and not masks.needs_mask(context, op.attrs["window"])
     return flash_backward(context, shared_heads=shared)
 
 
@@ -167,9 +162,7 @@ def _eager(tape: Tape, op: Op) -> Value:
     weights = tape.scale(scores, "attention.scaled")
     if op.attrs["softcap"]:
         weights = _softcap(tape, weights, "attention.scores")
-    mask_dtype = promote(dtype, context.residual)
-    masked = Value("attention.masked", scores.dims, mask_dtype)
-    tape.emit(masked.name, (weights,), masked, passes=(weights,) if mask_dtype == dtype else ())
+    masked = _masked(tape, op, weights)
     softmax = "fp32" if context.autocast or tape.family not in _OWN_SOFTMAX else dtype
     wide = tape.cast(masked, softmax, "attention.scores32")
     probs = _scores("attention.probs", softmax)
@@ -186,6 +179,16 @@ def _eager(tape: Tape, op: Op) -> Value:
     tape.hold(k, v)
     tape.values["attention.weights"] = weights_returned
     return output
+
+
+def _masked(tape: Tape, op: Op, weights: Value) -> Value:
+    """The mask is added."""
+    mask_dtype = promote(weights.dtype, tape.context.residual)
+    given = masks.borrowed(tape, op)
+    mask, borrows = ((), ()) if given is None else ((given[0],), given[1])
+    masked = Value("attention.masked", weights.dims, mask_dtype)
+    passes = (weights,) if mask_dtype == weights.dtype else ()
+    return tape.emit(masked.name, (weights, *mask), masked, passes=passes, no_grad=mask, borrows=borrows)
 
 
 _OWN_SOFTMAX = frozenset({"gpt2"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ullage.kernels import transformers_masks as masks
 from ullage.kernels import transformers_parallel as parallel
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, WeightGrad
@@ -142,7 +143,9 @@ def embedding(tape: Tape, op: Op) -> Value:
             out = output if is_last else Value(f"{name}.sum", output.dims, output.dtype)
             total = tape.add(total, looked, out, "embedding output")
     assert total is not None
-    return total if len(tables) > 1 else parallel.leaving(tape, op.name, total, output)
+    made = total if len(tables) > 1 else parallel.leaving(tape, op.name, total, output)
+    masks.make(tape, op)
+    return made
 
 
 _COMPLEX_TABLES = frozenset({"deepseek_v2"})

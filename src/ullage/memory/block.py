@@ -79,13 +79,13 @@ def boundary(n_bytes: int) -> Item:
 
 
 @lru_cache(maxsize=4096)
-def carried(n_bytes: int, slot: int) -> Item:
+def carried(n_bytes: int, slot: int, what: str) -> Item:
     """A tensor beside the stream that a later block reads."""
     return Item(
         category="activations",
-        what="tensor that skips blocks",
+        what=what,
         bytes=round_up(n_bytes),
-        formula=f"made in one block, read in a later one ({slot})",
+        formula=f"made in one block, read in later ones ({slot})",
         lives="its block's forward to the last block that keeps it",
     )
 

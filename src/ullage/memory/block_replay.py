@@ -35,7 +35,7 @@ class BlockReplay:
             live[block.input] = Storage(boundary(block.input_bytes), ("forward", block.input))
         for one in (one for step in block.steps for one in step.borrows):
             holder = ("forward", one.name) if one.name in block.handed else ("outside", one.name)
-            live[one.name] = Storage(carried(one.bytes, one.slot), holder)
+            live[one.name] = Storage(carried(one.bytes, one.slot, one.what), holder)
         self._forward.first()
         forward = live.program()
         if block.output in live:

@@ -96,7 +96,7 @@ class Forward:
             return boundary(buffer.bytes)
         for one in step.lends:
             if one.name == buffer.name and one.name in self._block.handed:
-                return carried(one.bytes, one.slot)
+                return carried(one.bytes, one.slot, one.what)
         return self._items.tensor(
             buffer, "activations", "its forward to its backward if saved, else to its last reader"
         )

@@ -28,6 +28,9 @@ def embedding(spec: DecoderSpec) -> Block:
                     "positions": spec.positions == "learned",
                     "token_types": bool(spec.token_types),
                     "rotary": _rotary_dim(spec),
+                    "windows": tuple(dict.fromkeys(spec.windows or (None,))),
+                    "softcap": spec.attention_softcap,
+                    "causal": spec.causal,
                 }
             ),
         )
