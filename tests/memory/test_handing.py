@@ -1,11 +1,12 @@
 """What crosses blocks beside the stream goes with the last block that needs it, and is freed once."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from ullage.kernels.step import Buffer, Crossing, Segment, Step
-from ullage.memory.block import BlockProgram, BlockSteps, GradRule, carried, carried_grad
+from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary, carried, carried_grad
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, handed
 from ullage.memory.program import net
@@ -43,7 +44,14 @@ def test_the_first_block_whose_backward_needs_it_frees_it() -> None:
 
 
 def test_a_checkpoint_needs_all_that_it_reads() -> None:
-    assert "from 0" in owners((MAKER, True), (ADDER, True), (SAVER, True))[1]
+    worker = replace(ADDER, saves=("x",))
+    assert "from 0" in owners((MAKER, True), (worker, True), (SAVER, True))[1]
+
+
+def test_a_checkpoint_that_saves_nothing_is_not_run_again() -> None:
+    assert "from 0" in owners((MAKER, True), (ADDER, True), (SAVER, True))[2]
+    assert not net(replay(ADDER, True, frozenset()).forward)  # its output came, its input went
+    assert net(replay(replace(ADDER, saves=("x",)), True, frozenset()).forward) == {boundary(K): 1}
 
 
 def test_what_no_backward_needs_goes_with_its_last_reader() -> None:

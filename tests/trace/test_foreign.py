@@ -33,3 +33,21 @@ def test_a_layer_that_saves_what_it_returns() -> None:
     assert set(peaks) == set(JOBS)
     for peak in peaks.values():
         assert peak.estimated == pytest.approx(peak.traced, rel=0.01)
+
+
+class Frozen(Foreign):
+    def module(self) -> torch.nn.Module:
+        model = super().module()
+        for part in ("vit.embeddings", "vit.layers.0", "vit.layers.1.mlp"):
+            model.get_submodule(part).requires_grad_(False)
+        return model
+
+
+def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
+    """Of the first layers all, of another a part: beside trained ones in a group of parameters that are gathered together."""
+    (vit,) = (one for one in MODULES if one.kind == "ViTForImageClassification")
+    frozen = Frozen(library=vit.library, kind=vit.kind, keys=vit.keys, batch=vit.batch)
+    whole = compared(vit, ["plain"])["plain"]
+    for name, peak in compared(frozen).items():
+        assert peak.estimated == pytest.approx(peak.traced, rel=0.01), name
+        assert peak.estimated < 0.95 * whole.estimated, name

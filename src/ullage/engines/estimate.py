@@ -88,7 +88,7 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     worst = max(found, key=lambda one: one.device_bytes)
     device = job.cluster.device
     bracket = interval(job, worst.account, worst.reserved_bytes, worst.overheads)
-    trainable = graph.parameter_count()
+    trainable = graph.parameter_count(trainable=True)
     return Estimate(
         job=job,
         verdict=_verdict(bracket, device.capacity_bytes),

@@ -74,7 +74,7 @@ def stepped(
     shape: Shape = lambda whole: whole,
     whole_gradients: Container[str] = (),
 ) -> tuple[Group, ...]:
-    """Every parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each.
+    """Every trainable parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each.
 
     whole_gradients: names of those whose gradients tensor parallelism leaves whole. Under it the cut ones come first: the parameters
     of each mesh are a group of their own (transformers' Trainer, create_optimizer).
@@ -91,7 +91,9 @@ def stepped(
                 gradient_parts=context.tp if param.name in whole_gradients else 1,
             )
             for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
-            if param is not None and on_mesh == (context.tp > 1 and is_tensor_parallel(param.param))
+            if param is not None
+            and param.param.trainable
+            and on_mesh == (context.tp > 1 and is_tensor_parallel(param.param))
         )
         if tensors:
             groups.append(Group(tensors=tensors, repeat=run.repeat))

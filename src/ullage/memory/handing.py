@@ -89,6 +89,9 @@ def _owner(blocks: Sequence[tuple[Crossings, bool]], maker: _Place, users: list[
 
 
 def _needs(block: tuple[Crossings, bool], name: str, *, makes: bool = False) -> bool:
-    """Whether a block's backward needs a tensor that was there in the forward; what a checkpointed one makes it makes again."""
+    """Whether a block's backward needs a tensor that was there in the forward; what a checkpointed one makes it makes again, and where it
+    saves nothing it is not run again."""
     found, recomputes = block
-    return (name in found.read and not makes) if recomputes else name in found.saved
+    if recomputes:
+        return name in found.read and bool(found.saved) and not makes
+    return name in found.saved

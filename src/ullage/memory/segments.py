@@ -40,9 +40,12 @@ class Segments:
         return number if number is not None and index == self._all[number].start else None
 
     def inputs(self, number: int) -> Iterator[str]:
-        """What a segment reads of the steps before it, as far as it is the one to keep it."""
+        """What a segment reads of the steps before it, as far as it is the one to keep it: nothing, where no backward will ask for it."""
         segment = self._all[number]
-        for step in self._block.steps[segment.start : segment.stop]:
+        steps = self._block.steps[segment.start : segment.stop]
+        if not any(step.saves for step in steps):
+            return
+        for step in steps:
             for name in step.reads:
                 if self.made_at.get(name, -1) < segment.start and (
                     name != self._block.input or self._block.keeps_input

@@ -41,12 +41,13 @@ class Tensor:
 
 @frozen
 class Param:
-    """A parameter or, with ``trainable=False`` and ``buffer=True``, a buffer. ``name`` is relative to its block."""
+    """A parameter or, with ``buffer=True``, a buffer. ``name`` is relative to its block. trainable: whether it has a gradient."""
 
     name: str
     dims: tuple[Dim, ...]
     buffer: bool = False
     elements: str | None = None
+    trainable: bool = True
 
 
 @frozen
@@ -141,12 +142,12 @@ class Graph:
         """Elements of a parameter before any layout divides it."""
         return math.prod(self.size(dim) for dim in param.dims)
 
-    def parameter_count(self) -> int:
-        """Parameters, tied ones once, buffers left out."""
+    def parameter_count(self, *, trainable: bool = False) -> int:
+        """Parameters, tied ones once, buffers left out. trainable: of these alone."""
         tied = {second for _, second in self.tied}
         return sum(
             run.repeat * self.numel(param)
             for run in self.runs
             for param in run.block.params
-            if not param.buffer and f"{run.block.name}.{param.name}" not in tied
+            if not param.buffer and f"{run.block.name}.{param.name}" not in tied and (param.trainable or not trainable)
         )

@@ -84,7 +84,7 @@ class Trace:
     """A run: everything that it allocated, in order of birth.
 
     name: of what was traced. modules: qualified name -> class. rank, world: of the process group that it ran as one rank of.
-    ops: what ran in the last step, where it was asked for.
+    ops: what ran in the last step, where it was asked for. frozen: names of the parameters that have no gradient.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Trace:
     world: int = 1
     notes: tuple[str, ...] = ()
     ops: tuple[TracedOp, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     @cached_property
     def _events(self) -> tuple[Allocation | None, ...]:

@@ -97,15 +97,16 @@ def _block(tape: Tape, crossing: Carried, owners: list[list[str]], at: int) -> B
     shapes = {one.name: one for one in tape.params.values()}
     later = [shapes[name] for names in owners[:at] for name in names if name in owners[at]]
     teller = BlockTeller(tape, crossing, at, later)
-    params = tuple(_param(shapes[name], cut.module) for name in owners[at])
+    frozen = tape.trace.frozen
+    params = tuple(_param(shapes[name], cut.module, trainable=name not in frozen) for name in owners[at])
     ops = teller.ops()
     ops = (replace(ops[0], params=params), *ops[1:])
     name = pattern(cut.module).replace(".", "/") if cut.module else cut.role  # a dot sets off a parameter's name
     return Block(name=name, ops=ops, input=teller.input, output=teller.output, role=cut.role)
 
 
-def _param(one: Allocation, module: str) -> Param:
-    return Param(name=short(one.name, module), dims=one.shape or (1,))
+def _param(one: Allocation, module: str, *, trainable: bool) -> Param:
+    return Param(name=short(one.name, module), dims=one.shape or (1,), trainable=trainable)
 
 
 def _runs(blocks: list[Block], cuts: list[Part], owners: list[list[str]]) -> tuple[list[Run], list[tuple[str, str]]]:

@@ -323,7 +323,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             world=world,
             notes=(*notes, *gaps(lives)),
             ops=tuple(self.ops or ()),
+            frozen=self._frozen(),
         )
+
+    def _frozen(self) -> frozenset[str]:
+        params = self.model.named_parameters() if self.model is not None else ()
+        return frozenset(name for name, param in params if not param.requires_grad)
 
 
 def _has(device: str) -> bool:

@@ -41,7 +41,7 @@ def bucket(job: Job, rank: Rank) -> Item:
 
 def _reversed(rank: Rank) -> Iterator[int]:
     """Elements of each parameter in the order in which a backward makes their gradients."""
-    held = {param.name: param.numel for param in rank.params}
+    held = {param.name: param.numel for param in rank.params if param.param.trainable}
     for part in reversed(rank.chunks):
         for run in reversed(part.runs):
             names = [f"{run.block.name}.{param.name}" for param in reversed(run.block.params)]

@@ -99,7 +99,8 @@ def _owners(flat: Flat) -> tuple[tuple[int, int], ...]:
 
 
 def is_trainable(job: Job, param: LocalParam) -> bool:
-    return not any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in job.freeze)
+    named = any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in job.freeze)
+    return param.param.trainable and not named
 
 
 @frozen

@@ -39,6 +39,7 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
         columns=columns,
         shards=shards,
         gradient_parts=job.layout.tp if whole_gradient else 1,
+        trainable=param.trainable,
         gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
     )
 

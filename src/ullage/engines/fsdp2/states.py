@@ -42,7 +42,7 @@ def states(job: Job, rank: Rank, units: list[Units]) -> list[Counted]:
 
 
 def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
-    """What the optimizer steps: every parameter's shard."""
+    """What the optimizer steps: every trainable parameter's shard."""
     dtype = types_of(job).original
     return tuple(
         Group(
@@ -50,6 +50,7 @@ def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
             repeat=copies,
         )
         for shape, copies in shapes_on(rank, units)
+        if shape.trainable
     )
 
 

@@ -24,7 +24,7 @@ class Shape:
     """One parameter on one rank: ``rows`` x ``columns`` after tensor and expert parallelism, sharded over ``shards`` ranks by row.
 
     gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather). gradient_parts: tensor-parallel ranks
-    whose parts its gradient holds beside its own (DTensor's embedding).
+    whose parts its gradient holds beside its own (DTensor's embedding). trainable: whether it has one.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Shape:
     shards: int
     gathered_as: str | None = None
     gradient_parts: int = 1
+    trainable: bool = True
 
     @property
     def padded(self) -> int:
@@ -70,11 +71,16 @@ class Unit:
 
     @property
     def shard_numel(self) -> int:
-        return sum(shape.padded for shape in self.shapes)
+        return _padded(self.shapes)
 
     @property
     def whole_numel(self) -> int:
-        return sum(shape.whole for shape in self.shapes)
+        return _whole(self.shapes)
+
+    @property
+    def reduced(self) -> tuple[Shape, ...]:
+        """Those whose gradients are reduced (FSDP1's flat parameter is trained as a whole)."""
+        return tuple(shape for shape in self.shapes if shape.trainable)
 
     @property
     def sharded(self) -> bool:
@@ -163,7 +169,7 @@ class Unit:
         return self._item(
             "communication",
             f"reduce-scatter input of {self.name}",
-            self.whole_numel,
+            _whole(self.reduced),
             self.types.reduce,
             "padded gradients of the group",
             "end of its backward to the end of the next group's",
@@ -175,7 +181,7 @@ class Unit:
         why = "concatenated from the gradients of its parts"
         lives = "end of its backward to its reduction"
         return self._item(
-            "gradients", f"flat gradient of {self.name}", self.whole_numel, self.types.compute, why, lives
+            "gradients", f"flat gradient of {self.name}", _whole(self.reduced), self.types.compute, why, lives
         )
 
     @cached_property
@@ -185,7 +191,7 @@ class Unit:
             return None
         what = f"flat gradient of {self.name} cast for its reduction"
         return self._item(
-            "communication", what, self.whole_numel, self.types.reduce, "cast", "one reduction", REDUCE_STREAM
+            "communication", what, _whole(self.reduced), self.types.reduce, "cast", "one reduction", REDUCE_STREAM
         )
 
     @cached_property
@@ -196,7 +202,7 @@ class Unit:
         return self._item(
             "communication",
             f"reduce-scatter output of {self.name}",
-            self.shard_numel,
+            _padded(self.reduced),
             self.types.reduce,
             "padded shard",
             "until it is cast to the parameters' type",
@@ -209,7 +215,7 @@ class Unit:
         return self._item(
             "gradients",
             f"sharded gradients of {self.name}",
-            self.shard_numel,
+            _padded(self.reduced),
             self.types.original,
             "padded shard, one buffer for the group",
             "its group's backward until zero_grad",
@@ -222,7 +228,7 @@ class Unit:
         return self._item(
             "gradients",
             f"sharded gradients of {self.name}, one micro-batch",
-            self.shard_numel,
+            _padded(self.reduced),
             self.types.original,
             "padded shard",
             "until added",
@@ -259,5 +265,15 @@ class Unit:
                 "accumulated without reduction",
                 "first backward to the reduction",
             )
-            for shape in self.shapes
+            for shape in self.reduced
         )
+
+
+def _padded(shapes: tuple[Shape, ...]) -> int:
+    """Elements of one shard of each."""
+    return sum(shape.padded for shape in shapes)
+
+
+def _whole(shapes: tuple[Shape, ...]) -> int:
+    """Elements of all that is gathered."""
+    return sum(shape.whole for shape in shapes)

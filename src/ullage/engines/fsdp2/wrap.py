@@ -175,7 +175,7 @@ class ShardedWrap(Wrap):
         if sync.unsynced_before:
             nodes += drop(grads)
             grads = list(unit.accumulated)
-            named = [(shape.name, item) for shape, item in zip(unit.shapes, grads, strict=True)]
+            named = [(shape.name, item) for shape, item in zip(unit.reduced, grads, strict=True)]
         for name, item in [] if unit.flat else named:
             cut = unit.cut_gradient(name, accumulated=sync.unsynced_before)
             if cut is not None:
