@@ -204,7 +204,7 @@ def line(row: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ullage.trace.whole", description=__doc__)
-    parser.add_argument("--model", default="llama,qwen3,gpt2", help=f"of {', '.join(MODELS)}, with commas between")
+    parser.add_argument("--model", default=",".join(MODELS), help=f"of {', '.join(MODELS)}, with commas between")
     parser.add_argument("--engine", default="", help="only engines with this in their name")
     parser.add_argument("--mode", default="", help="only modes with this in their name")
     arguments = parser.parse_args(argv)
