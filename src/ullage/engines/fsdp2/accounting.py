@@ -136,7 +136,7 @@ class _Step:
                 first=number == 0 or not each,
                 unsynced_before=number > 0 and not each,
             )
-            backward = self._backward(0, ShardedWrap(self.units[0], sync))
+            backward = self._backward(0, ShardedWrap(self.units[0], sync, views=self._views(0)))
             one = Sequence([Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))])
             nodes += [one] * times if times == 1 else [_repeat(times, one)]
         return Sequence(nodes)
@@ -157,6 +157,14 @@ class _Step:
         first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
         after = wrap.after_backward(self._root_grads(index), first)
         return Sequence([*before, inner, Sequence(after, "reducing the root's gradients")])
+
+    def _views(self, index: int) -> frozenset[str]:
+        """Weights of a chunk whose gradient autograd adds nothing to in place."""
+        return frozenset(
+            f"{run.block.name}.{name}"
+            for run in self.rank.chunks[index].runs
+            for name in self.replayer.program(run.block, chunks.PLAIN, GradRule()).views
+        )
 
     def _root_grads(self, index: int) -> list[tuple[str, Item]]:
         """Gradients that blocks without a unit of their own have left, by their parameters' names."""
@@ -201,7 +209,7 @@ class _Step:
         part = self.rank.chunks[index]
         stream = self.replayer.context.buffer("stream", STREAM).bytes
         sync = Sync(reduces=False, unsynced_before=not is_first)
-        wrap = ShardedWrap(self.units[index], sync, resident=True)
+        wrap = ShardedWrap(self.units[index], sync, resident=True, views=self._views(index))
         received, grad = boundary(stream), boundary_grad(stream)
         input_buffer = _receive_buffer(received.bytes, "input")
         grad_buffer = _receive_buffer(received.bytes, "output gradient")

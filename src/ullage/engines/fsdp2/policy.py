@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
-from ullage.frozen import frozen
+from ullage.frozen import FrozenMap, frozen
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
@@ -25,7 +25,7 @@ SEPARATE_ENDS_SINCE = "2025-07-28"
 @frozen
 class Units:
     """root: gathered through the whole forward and backward. of: a block's own unit, by name. joined: weights that a later block
-    uses too, by qualified name.
+    uses too, by qualified name, with the name that they have there.
 
     last_stays: the last layer does not reshard. loss_in_root: the root's forward returns the loss, so that its hook, which gathers ahead,
     is the first thing that a backward runs; else it waits for the loss's own backward (_fsdp_state.py _register_pre_backward_hook).
@@ -33,7 +33,7 @@ class Units:
 
     root: Unit | None
     of: dict[str, Unit]
-    joined: frozenset[str] = frozenset()
+    joined: FrozenMap = FrozenMap()
     last_stays: bool = False
     loss_in_root: bool = False
 
@@ -113,7 +113,7 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     return Units(
         root=root,
         of=of,
-        joined=frozenset(first for first, _ in graph.tied if chunk.first and chunk.last),
+        joined=FrozenMap(dict(graph.tied) if chunk.first and chunk.last else {}),
         last_stays=again and policy == "default" and keeps_last,
         loss_in_root=job.stack in _LOSS_IN_ROOT,
     )

@@ -6,7 +6,7 @@ computes; its reduce-scatter's input lives until the next group reduces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ullage.engines.fsdp2.policy import Units
 from ullage.engines.fsdp2.units import Unit
@@ -61,12 +61,18 @@ def take(items: Iterable[Item | None]) -> list[Node]:
 
 
 class ShardedWrap(Wrap):
-    """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines)."""
+    """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines).
 
-    def __init__(self, units: Units, sync: Sync = _EVERY_TIME, *, resident: bool = False) -> None:
+    views: weights, by qualified name, whose gradient is a view of a matmul's result.
+    """
+
+    def __init__(
+        self, units: Units, sync: Sync = _EVERY_TIME, *, resident: bool = False, views: Container[object] = ()
+    ) -> None:
         self.units = units
         self.sync = sync
         self.resident = resident
+        self.views = views
 
     def _unit(self, element: Element | None) -> Unit | None:
         return None if element is None else self.units.unit(element.block)
@@ -135,8 +141,10 @@ class ShardedWrap(Wrap):
 
     def _join(self, name: str, later: Item) -> list[Node]:
         """A tied weight's gradient of its first use, and that of its second, which is there already."""
-        assert self.units.root is not None, name
-        return joined(later, self.units.root.own_gradient(name, self.units.root.types.compute), in_place=True)
+        root = self.units.root
+        assert root is not None, name
+        first = root.own_gradient(name, root.types.compute)
+        return joined(later, first, in_place=self.units.joined[name] not in self.views)
 
     def _reduce_again(self, unit: Unit) -> list[Node]:
         if self.sync.reduces:
