@@ -82,7 +82,12 @@ def test_the_largest_batch_accumulates_nothing() -> None:
     assert found.job.data.micro_batch > 1
 
 
-LARGE = {"model": "llama-3.1-8b", "cluster": "2xA100-SXM-40GB", "data": {"seq_len": 4096, "global_batch": 8}}
+LARGE = {
+    "model": "llama-3.1-8b",
+    "cluster": "2xA100-SXM-40GB",
+    "data": {"seq_len": 4096, "global_batch": 8},
+    "offload": {"optimizer": "none"},
+}
 
 
 def test_what_would_fit_does() -> None:

@@ -39,6 +39,14 @@ def _group_size(layout: Layout, engine: Engine, micro_batches: int) -> int | Non
     return next((group for group in found if isinstance(group, int)), None)
 
 
+def takes_turns(job: Job) -> bool:
+    """Whether a rank's chunks take turns after as many micro-batches as there are ranks, in groups that come out even."""
+    layout, micro_batches = job.layout, job.data.grad_accum
+    if layout.schedule != "interleaved-1f1b" or layout.vpp == 1 or micro_batches % layout.pp:
+        return False
+    return _group_size(layout, job.engine, micro_batches) in (None, layout.pp)
+
+
 def scheduled(job: Job, rank: int, forward: ChunkNode, backward: ChunkNode) -> Node:
     """Every forward and backward of a rank in order, runs of equal patterns folded."""
     plan, chunks = actions_of(job, rank), range(job.layout.vpp)

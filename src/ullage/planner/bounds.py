@@ -10,6 +10,8 @@ Memory. When the pipeline is full a rank holds its states and, of each micro-bat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
 
 from ullage.engines.fsdp2.policy import reshards
 from ullage.engines.interval import LEAST_ABOVE
@@ -29,23 +31,20 @@ from ullage.timing.states import FSDP, is_sharded, reductions, replica_gathers, 
 class StageTime:
     """Of one micro-batch: all chunks of a rank, and the first alone, forward and backward together.
 
-    shortest_forward_s, shortest_backward_s: of its chunks, computing alone.
+    chunks_s: forward and backward of each chunk, computing alone.
     """
 
     both_s: float
     first_chunk_s: float
-    shortest_forward_s: float
-    shortest_backward_s: float
+    chunks_s: tuple[tuple[float, float], ...]
 
+    @property
+    def shortest_forward_s(self) -> float:
+        return min(forward for forward, _ in self.chunks_s)
 
-def longer_by(time: StageTime, seconds: float) -> StageTime:
-    """With more to compute in each micro-batch; where of its chunks is not said."""
-    return StageTime(
-        both_s=time.both_s + seconds,
-        first_chunk_s=time.first_chunk_s,
-        shortest_forward_s=time.shortest_forward_s,
-        shortest_backward_s=time.shortest_backward_s,
-    )
+    @property
+    def shortest_backward_s(self) -> float:
+        return min(backward for _, backward in self.chunks_s)
 
 
 def computing_s(costs: ShapeCosts, stages: Sequence[Stage], recompute: Recompute) -> list[StageTime]:
@@ -75,20 +74,19 @@ def _stage_times(
     both: Callable[[Counts, tuple[float, float]], float],
 ) -> list[StageTime]:
     known: dict[tuple[Counts, ...], StageTime] = {}
-    parts: dict[Counts, tuple[float, float, float]] = {}
+    parts: dict[Counts, tuple[tuple[float, float], float]] = {}
     for stage in stages:
         if not stage.first_of_kind:
             continue
         for part in stage.chunks:
             if part not in parts:
                 computing = _chunk_s(costs, part, recompute)
-                parts[part] = (*computing, both(part, computing))
+                parts[part] = computing, both(part, computing)
         each = [parts[part] for part in stage.chunks]
         known[stage.chunks] = StageTime(
-            both_s=sum(one[2] for one in each),
-            first_chunk_s=each[0][2],
-            shortest_forward_s=min(one[0] for one in each),
-            shortest_backward_s=min(one[1] for one in each),
+            both_s=sum(both_s for _, both_s in each),
+            first_chunk_s=each[0][1],
+            chunks_s=tuple(computing for computing, _ in each),
         )
     return [known[stage.chunks] for stage in stages]
 
@@ -172,13 +170,35 @@ def modes(part: Counts, recompute: Recompute) -> list[tuple[int, int, Recompute]
     return found
 
 
-def step_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
-    """No rank's fill, work and drain takes longer than the step. send_s: from one stage to the next."""
-    most = before = 0.0
+def step_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float, *, grouped: bool = False) -> float:
+    """No rank's fill, work and drain takes longer than the step.
+
+    send_s: from one stage to the next. grouped: whether chunks take turns, after as many micro-batches as there are ranks.
+    """
+    most = interleaved_bound_s(times, micro_batches, send_s) if grouped else 0.0
+    before = 0.0
     for one in times:
         most = max(most, before + micro_batches * one.both_s)
         before += one.first_chunk_s + 2 * send_s
     return most
+
+
+def interleaved_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
+    """One way through an interleaved schedule (schedule/interleaved.py, as many micro-batches in a group as ranks), on its last two ranks.
+
+    The last rank's last chunk has the head: while a group of micro-batches passes it, all wait for it, and the others' chunks are longer
+    while a group passes those. The way stays on the last rank for the former, moves to the rank before with the backward of the group's
+    last micro-batch, and back with a forward two turns before the next group comes to the last chunk: the rank before is two turns ahead.
+    """
+    ranks = len(times)
+    last, before = times[-1].chunks_s, times[-2].chunks_s
+    groups = micro_batches // ranks
+    fill = sum(one.chunks_s[0][0] + send_s for one in times[:-1]) + ranks * sum(forward for forward, _ in last[:-1])
+    inner = ranks * sum(forward + backward for forward, backward in before[1:-1])
+    turn = inner + (ranks - 2) * sum(before[0]) + sum(before[-1]) + 2 * send_s
+    end = before[-1][1] + send_s + ranks * sum(backward for _, backward in before[:-1])
+    drain = sum(one.chunks_s[0][1] + send_s for one in times[:-2])
+    return fill + groups * ranks * sum(last[-1]) + (groups - 1) * turn + end + drain
 
 
 def any_chunks_bound_s(costs: ShapeCosts, times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
@@ -214,30 +234,46 @@ class MemoryBound:
         kept, end = self.states_bytes(Held(costs, stage), job)
         return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
 
-    def again_s(
+    def layers_again(
         self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, recompute: Recompute
-    ) -> float | None:
-        """The least that a rank recomputes of a micro-batch; None: even all is not enough.
+    ) -> int | None:
+        """The fewest layers of a chunk that are recomputed; None: even all is not enough.
 
         in_flight: forwards of one of its chunks; states_bytes: what it holds beside them. Both at the least. recompute: whether its layers
         may be recomputed one by one (none), or as it says.
         """
         over = states_bytes + in_flight * chunk_bytes(costs, stage, recompute) - self.room_bytes
         if over <= 0:
-            return 0.0
+            return 0
         if recompute.kind != "none":
             return None
-        saved, again_s = 0, float("inf")
         plain, checkpointed = costs.kept(NONE), costs.kept(FULL)
-        for kind, _, layer in stage.counts:
-            if layer:
-                saved = max(saved, plain[kind] - checkpointed[kind])
-                again_s = min(again_s, costs.again_s(kind, FULL))
-        layers = [sum(count for _, count, layer in part if layer) for part in stage.chunks]
-        if in_flight * saved * max(layers) < over:
+        saved = in_flight * max(
+            (plain[kind] - checkpointed[kind] for kind, _, layer in stage.counts if layer), default=0
+        )
+        if saved * max(_layers(part) for part in stage.chunks) < over:
             return None
-        needed = over / (in_flight * saved)
-        return again_s * sum(min(needed, each) for each in layers)
+        return ceil(over / saved * _ROUNDING)
+
+
+_ROUNDING = 1 - 1e-12
+
+
+def longer_by(time: StageTime, seconds: float) -> StageTime:
+    """With more to compute in each micro-batch; in which of its chunks is not said."""
+    return replace(time, both_s=time.both_s + seconds)
+
+
+def again_s(costs: ShapeCosts, stage: Stage, layers: int) -> float:
+    """The least seconds that a rank recomputes of a micro-batch, this many layers of each chunk."""
+    if not layers:
+        return 0.0
+    shortest = min(costs.again_s(kind, FULL) for kind, _, layer in stage.counts if layer)
+    return shortest * sum(min(layers, _layers(part)) for part in stage.chunks)
+
+
+def _layers(part: Counts) -> int:
+    return sum(count for _, count, layer in part if layer)
 
 
 def chunk_bytes(costs: ShapeCosts, stage: Stage, recompute: Recompute) -> int:

@@ -50,12 +50,13 @@ class BlockCost:
 class GridCosts:
     """The kinds of block of a graph under one grid, for one sequence and for two.
 
-    like: the same grid with another loss; the blocks without one are its.
+    like: the same grid with another loss; the blocks without one are its. beside: the same tensor, sequence and context parallelism and the
+    same loss with other expert parallelism: the blocks without experts are its, and of the others the ops that are the same.
     """
 
-    def __init__(self, job: Job, graph: Graph, like: GridCosts | None = None) -> None:
+    def __init__(self, job: Job, graph: Graph, like: GridCosts | None = None, beside: GridCosts | None = None) -> None:
         self.job, self.graph = job, graph
-        self._like = like
+        self._like, self._beside = like, beside
         self.place = place_of(job)
         self.kinds = kinds(graph)
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
@@ -72,18 +73,32 @@ class GridCosts:
         """Of each kind, its forward and its backward."""
         found = []
         for kind, block in enumerate(self.kinds):
-            if self._like is not None and not _has_loss(block):
-                found.append(self._like.works[kind])
+            known = self._known[kind]
+            if known is not None:
+                found.append(known.works[kind])
                 continue
+            beside = self._beside.works[kind] if self._beside is not None else (None, None)
             one, two = (block_work(block, context, self.place.accumulates) for context in self.contexts)
             pairs = list(zip(one, two, strict=True))
             found.append(
                 (
-                    _Growing([(a.forward, b.forward) for a, b in pairs], self.place, backward=False),
-                    _Growing([(a.backward, b.backward) for a, b in pairs], self.place, backward=True),
+                    _Growing([(a.forward, b.forward) for a, b in pairs], self.place, backward=False, beside=beside[0]),
+                    _Growing([(a.backward, b.backward) for a, b in pairs], self.place, backward=True, beside=beside[1]),
                 )
             )
         return found
+
+    @cached_property
+    def _known(self) -> list[GridCosts | None]:
+        """Of each kind the grid whose block it is too."""
+        return [
+            self._like
+            if self._like is not None and not _has_loss(block)
+            else self._beside
+            if not any(map(is_expert, block.params))
+            else None
+            for block in self.kinds
+        ]
 
     def _numels(self, block: Block) -> tuple[int, int]:
         """Elements of a block's parameters on one rank, dense ones and experts'."""
@@ -107,8 +122,9 @@ class GridCosts:
 
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
         """What one more block of this kind in a chunk leaves behind after a forward: at least nothing."""
-        if self._like is not None and not _has_loss(self.kinds[kind]):
-            return self._like.kept_bytes(kind, recompute, micro_batch)
+        known = self._known[kind]
+        if known is not None:
+            return known.kept_bytes(kind, recompute, micro_batch)
         key = (kind, recompute.kind, recompute.modules)
         if key not in self._kept:
             one, two = (_kept_by(self.kinds[kind], context, recompute) for context in self.contexts)
@@ -121,15 +137,27 @@ def _has_loss(block: Block) -> bool:
     return any(op.kind == "loss" or op.name.endswith("lm_head") for op in block.ops)
 
 
-class _Growing:
-    """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear."""
+_Pair = tuple[Pass, Pass]
 
-    def __init__(self, pairs: list[tuple[Pass, Pass]], place: Place, *, backward: bool) -> None:
-        self._place, self._backward = place, backward
-        self._pairs = [(one, two) for one, two in pairs if one.matmuls or one.attention or one.exchanges]
+
+class _Growing:
+    """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear.
+
+    beside: the same block under other expert parallelism, of which the passes that are the same are looked up once.
+    """
+
+    def __init__(self, pairs: list[_Pair], place: Place, *, backward: bool, beside: _Growing | None = None) -> None:
+        self._pairs, self._place, self._backward = pairs, place, backward
+        self._parts: dict[tuple[int, ...], _Growing] = {}
+        self._known: dict[int, float] = {}
+        places = beside._places if beside is not None else {}
+        same = tuple(places[pair] for pair in pairs if pair in places)
+        own = [pair for pair in pairs if pair not in places]
+        self._shared = beside._part(same) if beside is not None and same else None
+        self._looked_up = [(one, two) for one, two in own if one.matmuls or one.attention or one.exchanges]
         moved = [
             pass_s(
-                Pass(traffic=tuple(traffic for pair in pairs for traffic in pair[index].traffic)),
+                Pass(traffic=tuple(traffic for pair in own for traffic in pair[index].traffic)),
                 place,
                 backward=backward,
             )
@@ -137,12 +165,36 @@ class _Growing:
         ]
         self._first_s, self._each_s = moved[0], moved[1] - moved[0]
 
+    @cached_property
+    def _places(self) -> dict[_Pair, int]:
+        """Where each pass is that is the same under any expert parallelism."""
+        return {pair: at for at, pair in enumerate(self._pairs) if _knows_no_experts(pair)}
+
+    def _part(self, places: tuple[int, ...]) -> _Growing:
+        """Only these passes."""
+        if places not in self._parts:
+            pairs = [self._pairs[at] for at in places]
+            self._parts[places] = _Growing(pairs, self._place, backward=self._backward)
+        return self._parts[places]
+
     def seconds(self, micro_batch: int) -> float:
+        if micro_batch not in self._known:
+            self._known[micro_batch] = self._seconds(micro_batch)
+        return self._known[micro_batch]
+
+    def _seconds(self, micro_batch: int) -> float:
         more = micro_batch - 1
         found = self._first_s + self._each_s * more
-        for one, two in self._pairs:
+        if self._shared is not None:
+            found += self._shared.seconds(micro_batch)
+        for one, two in self._looked_up:
             found += pass_s(_between(one, two, more), self._place, backward=self._backward)
         return found
+
+
+def _knows_no_experts(pair: _Pair) -> bool:
+    """Whether what it sends goes where it goes under any expert parallelism."""
+    return all(one.axis in ("tp", "cp") for work in pair for one in work.exchanges)
 
 
 def _between(one: Pass, two: Pass, more: int) -> Pass:
@@ -206,6 +258,7 @@ class ShapeCosts:
         ]
         self._again: dict[tuple[int, str, tuple[str, ...]], float] = {}
         self._kept: dict[object, list[int]] = {}
+        self._sends: dict[tuple[int, int], float] = {}
         self._wire: dict[object, list[tuple[float, float]]] = {}
         layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
         self.layers_s = [seconds for seconds, times in layers for _ in range(times)]
@@ -246,7 +299,10 @@ class ShapeCosts:
 
     def send_s(self, job: Job) -> float:
         """Seconds in which a stage's output is sent on."""
-        return send_s(job, self.context)
+        key = job.layout.dp, job.layout.pp
+        if key not in self._sends:
+            self._sends[key] = send_s(job, self.context)
+        return self._sends[key]
 
     def wire_s(self, job: Job) -> list[tuple[float, float]]:
         """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""

@@ -91,7 +91,14 @@ def plan(
         raise next(iter(refused.values()))
     if goal_name == "longest-sequence":
         want, found = _longest(want, found)
-    search = Search(want=want, bases=found, goal=goal(goal_name), most=top, exhaustive=exhaustive)
+    search = Search(
+        want=want,
+        bases=found,
+        goal=goal(goal_name),
+        most=top,
+        exhaustive=exhaustive,
+        hopeful=None if exhaustive else lambda: _anything_fits(want, found),
+    )
     best = search.run()
     if not search.counts.space:
         raise _no_strategy(want, found)
@@ -199,15 +206,15 @@ def _nothing(want: Wanted, search: Search) -> Nothing:
 
 
 def _anything_fits(want: Wanted, found: list[Base]) -> bool:
-    """Whether the smallest strategies fit: one sequence at a time, every layer recomputed. What larger ones need is more."""
+    """Whether the smallest strategies fit: one sequence at a time, every layer recomputed, states divided over all ranks, one chunk a rank.
+    What all others need is more."""
     smallest: dict[str, object] = {}
     if "recompute" not in want.written:
         smallest["recompute"] = "full"
     if want.micro_batch is None and want.grad_accum is None:
         smallest["data.micro_batch"] = 1
-    if smallest:
-        want = changed(want, smallest)
-        found, _ = bases(want)
+    want = replace(changed(want, smallest), smallest=True)
+    found, _ = bases(want)
     return bool(Search(want=want, bases=found, goal=goal("fastest")).run())
 
 

@@ -82,6 +82,8 @@ def _shorter(want: Wanted, fits: Fits) -> Iterator[Remedy]:
     found, _ = bases(want)
     whole = found[0].job.data.seq_len if found else 0
     seq_len = whole // 2
+    if not _planned(want, {"data.seq_len": LEAST_SEQUENCE}, fits):
+        return  # what is too large has nothing to do with the sequence
     while seq_len >= LEAST_SEQUENCE:
         if _planned(want, {"data.seq_len": seq_len}, fits):
             longest = seq_len

@@ -16,6 +16,7 @@ from itertools import count
 from ullage.engines.base import context_of
 from ullage.engines.estimate import Estimate, estimate, rank_peak
 from ullage.engines.interval import LEAST_ABOVE
+from ullage.engines.pipeline import takes_turns
 from ullage.engines.registry import ranks_of
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import frozen
@@ -28,6 +29,8 @@ from ullage.planner import space
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
+    StageTime,
+    again_s,
     any_chunks_bound_s,
     computing_s,
     longer_by,
@@ -45,6 +48,9 @@ from ullage.timing.step import StepTime, step_time
 
 Value = tuple[float, ...]
 """What a goal makes of a strategy's seconds; the least is best."""
+
+PATIENCE = 12
+"""Strategies whose exact memory is too much before it is asked whether anything fits."""
 
 Goal = Callable[[Job, float], Value]
 """The value of a job and its seconds a sequence."""
@@ -126,9 +132,10 @@ class Timed:
 
 @dataclass
 class Search:
-    """want: what is free; gpus: worlds to look at; goal: what is best.
+    """want: what is free; goal: what is best; most: how many are asked for.
 
-    enough(found): whether one more is not needed. exhaustive: time and replay every strategy, leaving nothing to a bound.
+    exhaustive: time and replay every strategy, leaving nothing to a bound. hopeful: whether anything fits at all, asked once where a dozen
+    strategies that a bound let pass did not.
     """
 
     want: Wanted
@@ -136,6 +143,7 @@ class Search:
     goal: Goal
     most: int = 1
     exhaustive: bool = False
+    hopeful: Callable[[], bool] | None = None
     counts: Counts = field(default_factory=Counts)
     missed: Missed | None = None
     reasons: dict[str, UllageError] = field(default_factory=dict)
@@ -143,6 +151,7 @@ class Search:
     def __post_init__(self) -> None:
         self._queue: list[tuple[Value, int, Callable[[Value], Found | None]]] = []
         self._order = count()
+        self._failed = 0
         self._counted: dict[object, int] = {}
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
 
@@ -155,6 +164,11 @@ class Search:
                 self._price(base, grid)
         found: dict[object, Found] = {}
         while self._queue and (self.exhaustive or len(found) < self.most):
+            if self.hopeful is not None and self._failed >= PATIENCE and not found:
+                hopeful, self.hopeful = self.hopeful, None
+                if not hopeful():
+                    self.counts.infeasible = self.counts.space - self.counts.evaluated
+                    return []
             value, _, look = heapq.heappop(self._queue)
             one = look(value)
             if one is not None:
@@ -187,34 +201,55 @@ class Search:
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each cut over its ranks evenly and in the best way."""
         for job in self._pipelines(base, costs.job):
+            if _leaves_experts_over(job.layout):
+                broken = next(one for one in violations(job) if one.code != "warning")
+                self._refuse(
+                    job,
+                    broken.error(),
+                    sum(self._count_with(base, job, each) for each in self._possible_splits(base, job.layout.pp)),
+                )
+                continue
             for split in self._splits(base, costs, job):
                 one = job
                 if split:
                     layout = pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split)
                     one = changed(job, layout=layout)
                 stages = stages_of(base.job, base.graph, one.layout.pp, 1, split)
-                engines = [changed(one, engine=engine) for engine in self._engines(base, one.layout)]
-                for sharded in (False, True):
-                    some = tuple(engine for engine in engines if is_sharded(engine) == sharded)
-                    if some:
-                        self._push_families(Cut(base=base, costs=costs, job=one, engines=some, families=()), stages)
+                times = computing_s(costs, stages, NONE)
+                engines = tuple(changed(one, engine=engine) for engine in self._engines(base, one.layout))
+                self._push_cut(Cut(base=base, costs=costs, job=one, engines=engines, families=()), stages, times)
 
-    def _push_families(self, cut: Cut, stages: tuple[Stage, ...]) -> None:
-        """A cut with recomputation layer by layer, and with other kinds; without what no way to divide states makes fit."""
-        base, costs, job = cut.base, cut.costs, cut.job
-        in_flight = _under_1f1b(job)
-        for families in filter(None, self._families(base, job.layout)):
-            recompute = families[0].kinds[0]
-            again: list[float] | None = [0.0] * len(stages)
-            if not self.exhaustive:
-                again = self._again(base, costs, stages, cut.engines, in_flight, recompute)
+    def _push_cut(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime]) -> None:
+        """A cut by its computing; with recomputation layer by layer, and with other kinds."""
+        seconds = _any_chunks_s(cut, times)
+        for families in filter(None, self._families(cut.base, cut.job.layout)):
             one = replace(cut, families=families)
+            self._push(self._value(cut.job, seconds), partial(self._held, one, stages, times))
+
+    def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], value: Value) -> None:
+        """A cut with what it recomputes at least, if any way to divide states makes it fit; apart those that gather parameters around
+        blocks, with what they send."""
+        base, costs, job, families = cut.base, cut.costs, cut.job, cut.families
+        if self.exhaustive:
+            self._push(value, partial(self._chunked, cut))
+            return
+        for sharded in (False, True):
+            one = replace(cut, engines=tuple(each for each in cut.engines if is_sharded(each) == sharded))
+            if not one.engines:
+                continue
+            again = self._layers_again(base, costs, stages, one.engines, _under_1f1b(job), families[0].kinds[0])
             if again is None:
                 self.counts.infeasible += self._count_of(one)
-            else:
-                self._push_cut(one, stages, again)
+                continue
+            longer = [
+                longer_by(time, again_s(costs, stage, layers))
+                for time, stage, layers in zip(times, stages, again, strict=True)
+            ]
+            wired = stage_times(costs, stages, one.engines, NONE)
+            slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
+            self._push(self._value(job, _any_chunks_s(one, slower)), partial(self._chunked, one))
 
-    def _again(
+    def _layers_again(
         self,
         base: Base,
         costs: ShapeCosts,
@@ -222,34 +257,25 @@ class Search:
         engines: Sequence[Job],
         in_flight: Sequence[int],
         recompute: Recompute,
-    ) -> list[float] | None:
-        """Of each rank the least seconds that it recomputes of a micro-batch, whatever the engine; None where nothing makes it fit.
+    ) -> list[int] | None:
+        """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit.
 
         recompute: the first of its family; where that is none, layers may be recomputed one by one.
         """
         room = self._room[id(base)]
         found = []
         for stage in stages:
-            seconds: float | None = 0.0  # of equal ranks the later ones have less in flight
+            layers: int | None = 0  # of equal ranks the later ones have less in flight
             if stage.first_of_kind:
                 held = Held(costs, stage)
                 kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
-                seconds = None
+                layers = None
                 if end <= room.room_bytes:
-                    seconds = room.again_s(costs, stage, in_flight[stage.index], kept, recompute)
-            if seconds is None:
+                    layers = room.layers_again(costs, stage, in_flight[stage.index], kept, recompute)
+            if layers is None:
                 return None
-            found.append(seconds)
+            found.append(layers)
         return found
-
-    def _push_cut(self, cut: Cut, stages: tuple[Stage, ...], again_s: list[float]) -> None:
-        job, costs = cut.job, cut.costs
-        computing = computing_s(costs, stages, NONE)
-        times = [longer_by(time, more) for time, more in zip(computing, again_s, strict=True)]
-        wired = stage_times(costs, stages, cut.engines, NONE)
-        most = [one if one.both_s > other.both_s else other for one, other in zip(times, wired, strict=True)]
-        seconds = any_chunks_bound_s(costs, most, job.data.grad_accum, costs.send_s(job))
-        self._push(self._value(job, seconds), partial(self._chunked, cut))
 
     def _chunked(self, cut: Cut, value: Value) -> None:
         """Every number of model chunks a rank, every way to divide states over replicas, every family of recomputation."""
@@ -259,19 +285,23 @@ class Search:
             layout = pipelined(layout, dp=layout.dp, pp=layout.pp, vpp=vpp, split=layout.pp_split)
             job = changed(cut.job, layout=layout)
             stages = stages_of(base.job, base.graph, layout.pp, vpp, layout.pp_split)
+            engines = len(cut.engines)
+            counted = engines * _recomputations(
+                cut.families, -(-max(layout.pp_split or (base.graph.layers // layout.pp,)) // vpp)
+            )
             if not all(map(_all_chunks, stages)):
-                self.counts.infeasible += self._count_chunked(cut)
+                self.counts.infeasible += counted
                 continue
-            seconds = step_bound_s(computing_s(costs, stages, NONE), job.data.grad_accum, costs.send_s(job))
+            self.counts.space += engines * _recomputations(cut.families, _largest_chunk(stages)) - counted
+            seconds = _steps_s(costs, job, computing_s(costs, stages, NONE))
             self._push(max(value, self._value(job, seconds)), partial(self._sharded, cut, job, stages))
 
     def _sharded(self, cut: Cut, job: Job, stages: tuple[Stage, ...], value: Value) -> None:
         """Every way to divide states over replicas."""
         base, costs = cut.base, cut.costs
         families = _of_chunks(cut.families, stages)
-        times = computing_s(costs, stages, NONE)
-        first = Held(costs, stages[0])
         in_flight = flights(job)
+        known: dict[Recompute, list[StageTime]] = {}
         for with_engine in cut.engines:
             one = changed(job, engine=with_engine.engine)
             strategies = [
@@ -282,16 +312,18 @@ class Search:
                     for at in range(len(strategy.family.kinds)):
                         self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
                 continue
-            again = self._again(base, costs, stages, [one], in_flight, families[0].kinds[0])
+            again = self._layers_again(base, costs, stages, [one], in_flight, families[0].kinds[0])
             if again is None:
                 self.counts.infeasible += sum(len(family.kinds) for family in families)
                 continue
-            longer = [longer_by(time, more) for time, more in zip(times, again, strict=True)]
-            seconds = step_bound_s(longer, job.data.grad_accum, costs.send_s(job)) + outside_bound_s(
-                one, first, times[0]
-            )
-            for strategy in strategies:
-                self._push(max(value, self._value(one, seconds)), partial(self._fitted, strategy))
+            for strategy in strategies:  # all ranks recompute as many as the one that must recompute most
+                least = min(max(again), len(strategy.family.kinds) - 1)
+                recompute = strategy.family.kinds[least]
+                if is_sharded(one):
+                    times = stage_times(costs, stages, [one], recompute)
+                else:  # the same whatever the stage
+                    times = known[recompute] = known.get(recompute) or computing_s(costs, stages, recompute)
+                self._push(max(value, self._at_best(strategy, times)), partial(self._fitted, strategy))
 
     def _fitted(self, strategy: Strategy, value: Value) -> None:
         """The first recomputation that a bound of memory leaves."""
@@ -320,10 +352,14 @@ class Search:
         )
 
     def _bound(self, strategy: Strategy, at: int) -> Value:
-        job, stages = strategy.job, strategy.stages
-        times = stage_times(strategy.costs, stages, [job], strategy.family.kinds[at])
-        outside = outside_bound_s(job, Held(strategy.costs, stages[0]), times[0])
-        return self._value(job, step_bound_s(times, job.data.grad_accum, strategy.costs.send_s(job)) + outside)
+        recompute = strategy.family.kinds[at]
+        return self._at_best(strategy, stage_times(strategy.costs, strategy.stages, [strategy.job], recompute))
+
+    def _at_best(self, strategy: Strategy, times: list[StageTime]) -> Value:
+        """No strategy is faster than its ranks' ``times`` and what comes after them."""
+        job, costs = strategy.job, strategy.costs
+        outside = outside_bound_s(job, Held(costs, strategy.stages[0]), times[0])
+        return self._value(job, _steps_s(costs, job, times) + outside)
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
         """The exact time."""
@@ -360,10 +396,28 @@ class Search:
                 job=job, value=value, high_bytes=answer.peak.high_bytes if answer is not None else high
             )
         self.counts.evaluated -= 1
-        self.counts.infeasible += 1
-        if rest > 1:
-            self._push(self._bound(strategy, timed.at + 1), partial(self._timed, strategy, timed.at + 1))
+        self._failed += 1
+        fits = timed.at + 1 if rest == 1 else self._first_that_fits(strategy, timed.at + 1)
+        self.counts.infeasible += fits - timed.at
+        if fits < len(strategy.family.kinds) and not self.exhaustive:
+            self._push(self._bound(strategy, fits), partial(self._timed, strategy, fits))
         return None
+
+    def _first_that_fits(self, strategy: Strategy, low: int) -> int:
+        """By the exact account, which recomputing more layers is taken not to raise: halving, the smallest first."""
+        high = len(strategy.family.kinds)
+        middle = high - 1
+        while low < high:
+            if self._fits(strategy, middle):
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return high
+
+    def _fits(self, strategy: Strategy, at: int) -> bool:
+        job, graph = changed(strategy.job, recompute=strategy.family.kinds[at]), strategy.base.graph
+        return not too_large(job, graph) and estimate(job, graph).verdict == "fits"
 
     def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
         self.reasons.setdefault(job.engine.name, error)
@@ -375,6 +429,7 @@ class Search:
     def _grids(self, base: Base) -> Iterator[GridCosts]:
         """Degrees that divide blocks, with each loss."""
         want, gpus = self.want, base.job.cluster.gpus
+        beside: dict[object, GridCosts] = {}
         for tp in space.tensor_parallel(want, base, gpus):
             if gpus % tp:
                 continue
@@ -386,9 +441,11 @@ class Search:
                                 dp=gpus // (tp * cp) or 1, tp=tp, cp=cp, cp_kind=base.job.layout.cp_kind, sp=sp,
                                 ep=ep, etp=etp,
                             )  # fmt: skip
-                            yield from self._with_losses(base, changed(base.job, layout=layout))
+                            yield from self._with_losses(base, changed(base.job, layout=layout), beside)
 
-    def _with_losses(self, base: Base, job: Job) -> Iterator[GridCosts]:
+    def _with_losses(self, base: Base, job: Job, beside: dict[object, GridCosts]) -> Iterator[GridCosts]:
+        """beside: a grid of each tensor, sequence and context parallelism and loss, whatever its expert parallelism."""
+        layout = job.layout
         broken = next((one for one in violations(job) if one.code != "warning"), None)
         like: GridCosts | None = None
         for loss in space.losses(self.want, base):
@@ -398,7 +455,9 @@ class Search:
             if broken is not None:  # whatever the pipeline
                 self._refuse(job, broken.error(), strategies)
             elif strategies:
-                like = GridCosts(one, base.graph, like)
+                key = layout.tp, layout.cp, layout.sp, loss
+                like = GridCosts(one, base.graph, like, beside.get(key))
+                beside.setdefault(key, like)
                 yield like
 
     def _shapes(self, base: Base, job: Job) -> list[Job]:
@@ -439,6 +498,8 @@ class Search:
         fewest = min(split) if split else inner
         for vpp in space.degrees(want, "vpp", inner):
             interleaved = vpp > 1
+            if interleaved and want.smallest and not want.fixed("vpp"):
+                continue
             if interleaved and (pp == 1 or job.data.grad_accum % pp or schedule not in (None, "interleaved-1f1b")):
                 continue
             if (not interleaved and schedule == "interleaved-1f1b") or vpp > fewest:
@@ -491,20 +552,38 @@ class Search:
     def _count_with(self, base: Base, job: Job, split: tuple[int, ...] | None) -> int:
         """Strategies of a cut."""
         job = changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
-        kinds = sum(len(family.kinds) for families in self._families(base, job.layout) for family in families)
-        return kinds * sum(1 for _ in self._engines(base, job.layout)) * sum(1 for _ in self._chunks(base, job))
+        free, own = self._families(base, job.layout)
+        engines = sum(1 for _ in self._engines(base, job.layout))
+        return engines * self._recomputed(base, job, (*free, *own))
 
-    def _count_chunked(self, cut: Cut) -> int:
-        """Strategies of a cut for each number of chunks, with its own engines and families."""
-        return len(cut.engines) * sum(len(family.kinds) for family in cut.families)
+    def _recomputed(self, base: Base, job: Job, families: tuple[Family, ...]) -> int:
+        """Recomputations of a cut, for each number of chunks."""
+        largest = max(job.layout.pp_split or (base.graph.layers // job.layout.pp,))
+        return sum(_recomputations(families, -(-largest // vpp)) for vpp in self._chunks(base, job))
 
     def _count_of(self, cut: Cut) -> int:
-        return self._count_chunked(cut) * sum(1 for _ in self._chunks(cut.base, cut.job))
+        """Strategies of a cut with its own engines and families."""
+        return len(cut.engines) * self._recomputed(cut.base, cut.job, cut.families)
+
+
+def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
+    """The bound of a schedule whose chunks are known."""
+    return step_bound_s(times, job.data.grad_accum, costs.send_s(job), grouped=takes_turns(job))
+
+
+def _any_chunks_s(cut: Cut, times: Sequence[StageTime]) -> float:
+    job = cut.job
+    return any_chunks_bound_s(cut.costs, times, job.data.grad_accum, cut.costs.send_s(job))
 
 
 def _under_1f1b(job: Job) -> list[int]:
     """Micro-batches in flight on each rank: however a rank's layers are cut into chunks, no less is in flight."""
     return [min(job.layout.pp - rank, job.data.grad_accum) for rank in range(job.layout.pp)]
+
+
+def _leaves_experts_over(layout: Layout) -> bool:
+    """Whether experts' ranks do not divide those of a pipeline stage."""
+    return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
 
 
 def _stand_in(base: Base, pp: int) -> tuple[int, ...]:
@@ -523,11 +602,17 @@ _SELECTIVE = (Family(kinds=(Recompute(kind="selective"),)),)
 
 def _of_chunks(families: tuple[Family, ...], stages: tuple[Stage, ...]) -> tuple[Family, ...]:
     """Of layers one by one, as many as the largest chunk has."""
-    if families[0].kinds[0] is not NONE:
-        return families
-    return _layer_by_layer(
-        max(sum(count for _, count, layer in part if layer) for one in stages for part in one.chunks)
-    )
+    return families if families[0].kinds[0] is not NONE else _layer_by_layer(_largest_chunk(stages))
+
+
+def _largest_chunk(stages: tuple[Stage, ...]) -> int:
+    """Layers of the longest chunk of any rank."""
+    return max(sum(count for _, count, layer in part if layer) for one in stages for part in one.chunks)
+
+
+def _recomputations(families: tuple[Family, ...], layers: int) -> int:
+    """How many there are in these families where the longest chunk has ``layers``."""
+    return sum(layers + 1 if family.kinds[0] is NONE else len(family.kinds) for family in families)
 
 
 def _all_chunks(stage: Stage) -> bool:

@@ -40,7 +40,10 @@ class Base:
 
 @frozen
 class Wanted:
-    """What is asked for. document: the job's keys; written: those that are set, dotted; layout: the degrees that are."""
+    """What is asked for. document: the job's keys; written: those that are set, dotted; layout: the degrees that are.
+
+    smallest: of strategies that differ in what only costs memory, the smallest alone: states divided over all ranks, one chunk a rank.
+    """
 
     document: FrozenMap
     written: frozenset[str]
@@ -49,6 +52,7 @@ class Wanted:
     micro_batch: int | None
     grad_accum: int | None
     engines: tuple[str, ...]
+    smallest: bool = False
 
     def fixed(self, name: str) -> object:
         """The value of ``layout.name`` where it is set."""
@@ -85,7 +89,9 @@ def wanted_of(values: Mapping[str, object], engines: tuple[str, ...] = ()) -> Wa
         written=frozenset(_written(values)),
         layout=layout_of(values),
         engines=_engines(values, engines),
-        **given,
+        global_batch=given["global_batch"],
+        micro_batch=given["micro_batch"],
+        grad_accum=given["grad_accum"],
     )
 
 
@@ -260,7 +266,7 @@ def zero_stages(want: Wanted, base: Base, dp: int) -> tuple[int, ...]:
 def shard_groups(want: Wanted, base: Base, group: int, stage: int) -> tuple[int | None, ...]:
     """All ranks, or a divisor of them: a replica of the shards on each group (HSDP)."""
     own = base.job.engine
-    if "engine.shard_group" in want.written or own.name not in _SHARD_GROUPS:
+    if want.smallest or "engine.shard_group" in want.written or own.name not in _SHARD_GROUPS:
         return (own.shard_group,)
     return (None, *(one for one in divisors(group) if 1 < one < group))
 

@@ -1,0 +1,111 @@
+"""Bounds of time and of memory against the exact account, on random strategies of many kinds."""
+
+from __future__ import annotations
+
+import pytest
+from tests.planner.following import followed, following
+
+from ullage.engines.estimate import rank_peak
+from ullage.engines.registry import ranks_of
+from ullage.memory.chunk import CHECKPOINT, PLAIN
+from ullage.planner.bounds import again_s, modes
+from ullage.planner.copies import changed
+from ullage.planner.costs import FULL, NONE, _kept_by
+from ullage.planner.stages import flights
+from ullage.timing.blocks import block_time
+
+H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"
+SPACES = {
+    "llama": {"model": "llama-3.1-8b", "cluster": f"2x8x{H100}", "data": {"seq_len": 4096, "global_batch": 64}},
+    "gpt2": {"model": "gpt2", "cluster": f"8x{A100}", "data": {"seq_len": 1024, "global_batch": 32}},
+    "mixtral": {"model": "mixtral-8x7b", "cluster": f"4x8x{H100}", "data": {"seq_len": 4096, "global_batch": 128}},
+    "qwen3": {"model": "qwen3-30b-a3b", "cluster": f"4x8x{H100}", "data": {"seq_len": 4096, "global_batch": 128}},
+    "deepseek": {"model": "deepseek-v3", "cluster": f"32x8x{H100}", "data": {"seq_len": 4096, "global_batch": 512}},
+}
+ALONE = {"model": "gpt2", "cluster": f"1x{A100}", "data": {"seq_len": 1024, "global_batch": 32}}
+CASES = [
+    *(("gpt2", engine) for engine in ("ddp", "zero1", "fsdp2", "deepspeed", "megatron")),
+    *(("llama", engine) for engine in ("fsdp2", "deepspeed", "megatron")),
+    *(("mixtral", engine) for engine in ("fsdp2", "deepspeed", "megatron")),
+    ("qwen3", "megatron"),
+    ("deepseek", "megatron"),
+]
+MANY = 8
+SLACK = 1 + 1e-9
+
+
+def space(name: str) -> dict:
+    return ALONE if name == "alone" else SPACES[name]
+
+
+@pytest.mark.parametrize(("name", "engine"), [*CASES, ("alone", "single")])
+@pytest.mark.parametrize("exhaustive", [False, True], ids=["by memory", "whatever its memory"])
+def test_no_look_is_above_the_exact_step(name: str, engine: str, exhaustive: bool) -> None:
+    found = list(followed(following(space(name), engine, seed=1, exhaustive=exhaustive), MANY))
+    assert found
+    for one in found:
+        *bounds, exact = one.bounds_s
+        assert max(bounds) <= exact * SLACK, (bounds, exact, one.strategy.job, one.strategy.family.kinds[one.at])
+
+
+@pytest.mark.parametrize(("name", "engine"), [*CASES, ("alone", "single")])
+def test_no_rank_keeps_less_than_the_bound(name: str, engine: str) -> None:
+    search = following(space(name), engine, seed=3, exhaustive=True)
+    for one in followed(search, MANY):
+        strategy, graph = one.strategy, one.strategy.base.graph
+        recompute = strategy.family.kinds[one.at]
+        job = changed(strategy.job, recompute=recompute)
+        room = search._room[id(strategy.base)]
+        for rank, stage in list(zip(ranks_of(job, graph), strategy.stages, strict=True))[:3]:
+            peak, _ = rank_peak(job, graph, rank)
+            assert room.stage_bytes(strategy.costs, stage, job, recompute) <= peak * SLACK, (job, rank.index)
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: str) -> None:
+    """What a look adds for recomputation is no more than the first recomputation that the bound of memory leaves takes."""
+    search = following(space(name), engine, seed=4, exhaustive=False)
+    for one in followed(search, MANY):
+        strategy = one.strategy
+        first = search._first_that_may_fit(strategy)
+        recompute = strategy.family.kinds[first]
+        again = search._layers_again(
+            strategy.base, strategy.costs, strategy.stages, [strategy.job], flights(strategy.job),
+            strategy.family.kinds[0],
+        )  # fmt: skip
+        if again is None or recompute.kind not in ("none", "layers", "full"):
+            continue
+        for stage, layers in zip(strategy.stages, again, strict=True):
+            runs = [run for part in stage.chunks for run in modes(part, recompute)]
+            exact = sum(count * strategy.costs.again_s(kind, how) for kind, count, how in runs)
+            assert again_s(strategy.costs, stage, layers) <= exact * SLACK + 1e-12
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_a_block_costs_what_the_exact_account_says(name: str) -> None:
+    """Seconds that are put together from one sequence and two are those of the micro-batch itself."""
+    for one in followed(following(space(name), "megatron", seed=5, exhaustive=True), MANY):
+        costs = one.strategy.costs
+        for kind, block in enumerate(costs.grid.kinds):
+            plain = block_time(block, costs.context, costs.grid.place, PLAIN, NONE)
+            assert costs.blocks[kind].forward_s == pytest.approx(plain.forward.total_s, rel=1e-9)
+            assert costs.blocks[kind].backward_s == pytest.approx(plain.backward.total_s, rel=1e-9)
+            if block.role == "layer":
+                again = block_time(block, costs.context, costs.grid.place, CHECKPOINT, FULL).recompute.total_s
+                assert costs.again_s(kind, FULL) == pytest.approx(again, rel=1e-9)
+
+
+def test_bytes_left_behind_grow_as_a_replay_says() -> None:
+    for one in followed(following(space("llama"), "megatron", seed=6, exhaustive=True), MANY):
+        costs = one.strategy.costs
+        for recompute in (NONE, FULL):
+            for kind, block in enumerate(costs.grid.kinds):
+                how = recompute if block.role == "layer" else NONE
+                assert costs.kept(recompute)[kind] == max(0, _kept_by(block, costs.context, how))
+
+
+def test_bounds_are_near_enough_to_be_of_use() -> None:
+    """Of Megatron's strategies the last bound is within a tenth of the exact time in nine of ten."""
+    found = list(followed(following(space("llama"), "megatron", seed=7, exhaustive=True), 40))
+    near = [one.bounds_s[-2] / one.bounds_s[-1] for one in found]
+    assert sorted(near)[len(near) // 10] > 0.9

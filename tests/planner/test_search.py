@@ -1,0 +1,55 @@
+"""The bounded search finds what the exhaustive one finds, and accounts for every strategy."""
+
+from __future__ import annotations
+
+import pytest
+
+from ullage.planner.search import Search
+from ullage.planner.space import bases, wanted
+
+H100 = "H100-SXM-80GB"
+GPT2 = {"model": "gpt2", "cluster": f"4x{H100}", "data": {"seq_len": 1024, "global_batch": 8, "micro_batch": 2}}
+LLAMA = {
+    "model": "llama-3.1-8b",
+    "cluster": f"8x{H100}",
+    "data": {"seq_len": 8192, "global_batch": 8, "micro_batch": 1},
+}
+MIXTRAL = {
+    "model": "mixtral-8x7b",
+    "cluster": f"2x8x{H100}",
+    "data": {"seq_len": 2048, "global_batch": 16, "micro_batch": 1},
+}
+SPACES = {
+    "gpt2, several engines": (GPT2 | {"layout": {"cp": 1, "tp": 1}}, ("ddp", "zero1", "megatron")),
+    "llama, pipelines": (
+        LLAMA | {"layout": {"cp": 1, "tp": 4, "sp": True}, "engine": {"name": "megatron", "zero_stage": 1}},
+        ("megatron",),
+    ),
+    "llama, sharded": (LLAMA | {"layout": {"pp": 1, "tp": 1}, "recompute": "full"}, ("fsdp2",)),
+    "mixtral": (
+        MIXTRAL | {"layout": {"cp": 1, "tp": 2, "sp": True, "etp": 1, "pp": 4}, "recompute": "full"},
+        ("megatron",),
+    ),
+}
+
+
+def searched(doc: dict, engines: tuple[str, ...], *, exhaustive: bool) -> Search:
+    """With what it found as ``found``."""
+    want = wanted({"schema": 1, **doc}, (), engines)
+    found, refused = bases(want)
+    assert not refused
+    search = Search(want=want, bases=found, goal=lambda _, seconds: (seconds,), exhaustive=exhaustive)
+    search.found = search.run()
+    return search
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_bounded_and_exhaustive_agree(name: str) -> None:
+    doc, engines = SPACES[name]
+    bounded, exhaustive = (searched(doc, engines, exhaustive=all_of_them) for all_of_them in (False, True))
+    assert [one.value for one in bounded.found] == [one.value for one in exhaustive.found]
+    assert bounded.found[0].estimate.verdict == "fits"
+    assert bounded.counts.evaluated > 0
+    assert exhaustive.counts.pruned == 0
+    assert exhaustive.counts.space == exhaustive.counts.evaluated + exhaustive.counts.infeasible
+    assert bounded.counts.evaluated + bounded.counts.infeasible <= bounded.counts.space
