@@ -31,6 +31,8 @@ CASES = [
     Case("llama", "fsdp2, 2", "accumulation"),
     Case("llama", "fsdp2, 2", "for-loop, short"),
     Case("gpt2", "fsdp2, 3", "sgd, long"),
+    Case("llama-3.2-1b", "fsdp2, 2", "accumulation"),
+    Case("llama-3.2-1b", "fsdp2, 3", "for-loop, short"),
     Case("llama", "fsdp2, 3", "mixed, recompute"),
     Case("qwen3", "tp", "mixed"),
     Case("llama", "tp", "mixed, fused, short"),

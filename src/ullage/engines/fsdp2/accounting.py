@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines.base import Account, context_of
-from ullage.engines.fsdp2.policy import Units, reduces_each, units_of, unwrapped
+from ullage.engines.fsdp2.policy import Units, reduces_each, types_of, units_of, unwrapped
 from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
@@ -152,10 +152,11 @@ class _Step:
     def _backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
         elements = self.replayer.elements(part)
-        inner = chunks.backward(elements, self.replayer, wrap, GradRule())
+        rule = self._rule(wrap.sync)
+        inner = chunks.backward(elements, self.replayer, wrap, rule)
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         first = self.units[index].unit(elements[0].block) or _first_unit(self.units[index], part)
-        after = wrap.after_backward(self._root_grads(index), first)
+        after = wrap.after_backward(self._root_grads(index, rule), first)
         return Sequence([*before, inner, Sequence(after, "reducing the root's gradients")])
 
     def _views(self, index: int) -> frozenset[str]:
@@ -166,14 +167,24 @@ class _Step:
             for name in self.replayer.program(run.block, chunks.PLAIN, GradRule()).views
         )
 
-    def _root_grads(self, index: int) -> list[tuple[str, Item]]:
+    def _rule(self, sync: Sync) -> GradRule:
+        """Unsharded gradients of earlier micro-batches wait in ``.grad`` where they have the reduction's type, and autograd adds to each;
+        else aside, until the group's backward is through (_fsdp_param.py, to_accumulated_grad_if_needed)."""
+        types = types_of(self.job)
+        if not sync.unsynced_before or types.compute != types.reduce or self.job.engine.name == "fsdp1":
+            return GradRule()
+        return GradRule(
+            mode="add", pending=frozenset(name.partition(".")[2] for pair in self.graph.tied for name in pair)
+        )
+
+    def _root_grads(self, index: int, rule: GradRule) -> list[tuple[str, Item]]:
         """Gradients that blocks without a unit of their own have left, by their parameters' names."""
         units = self.units[index]
         return [
             (f"{run.block.name}.{name}", item)
             for run in self.rank.chunks[index].runs
             if units.unit(run.block) is None
-            for name, item in self.replayer.program(run.block, chunks.PLAIN, GradRule()).grads
+            for name, item in self.replayer.program(run.block, chunks.PLAIN, rule).grads
             if f"{run.block.name}.{name}" not in units.joined
         ]
 
