@@ -49,8 +49,10 @@ accuracy: venv
 	printf 'Small models of each family, bytes: every block in the first mode, what differs in the others, and how many are equal.\n\n' >> docs/accuracy.md.new
 	$(BIN)/python -W ignore -m ullage.trace.compare >> docs/accuracy.md.new
 	printf '\n## Whole steps against the trace of the real code\n\n' >> docs/accuracy.md.new
+	printf 'The highest bytes of one rank, library workspaces aside, and when: `python -m ullage.trace.whole`.\n\n' >> docs/accuracy.md.new
 	$(BIN)/python -W ignore -m ullage.trace.whole >> docs/accuracy.md.new
 	printf '\n## Modules that no one here wrote\n\n' >> docs/accuracy.md.new
+	printf 'The highest bytes, batch and buffers aside: `python -m benchmarks.foreign`.\n\n' >> docs/accuracy.md.new
 	$(BIN)/python -W ignore -m benchmarks.foreign >> docs/accuracy.md.new
 	printf '\n## DeepSpeed, really run\n\n' >> docs/accuracy.md.new
 	$(BIN)/python -W ignore -m tests.distributed.deepspeed_table >> docs/accuracy.md.new
