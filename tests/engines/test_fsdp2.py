@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+import ullage
 from ullage.engines.base import Account
 from ullage.engines.fsdp2.accounting import account
 from ullage.engines.fsdp2.units import Shape
@@ -200,3 +201,15 @@ def test_each_parameter_is_padded_for_itself() -> None:
 def test_fsdp1(settings: dict[str, object], measured: float) -> None:
     """One flat parameter a unit: gathered in place, its gradient joined from those of its parts, cast, reduced."""
     assert peak(run(engine="fsdp1", **settings)) == pytest.approx(measured, abs=2 * ACTIVATIONS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_a_tied_weight_is_one_part_of_fsdp1s_flat_gradient(strategy: str) -> None:
+    """Both of its uses' gradients go into the root's flat one: with the head's own weight the root has as much more of everything."""
+    job = {"model": "gpt2", "cluster": "4xA100-SXM-40GB", "data": {"seq_len": 256}}
+    engine = {"name": "fsdp1", "options": {"sharding_strategy": strategy}}
+    tied = ullage.estimate(ullage.read_job({**job, "engine": engine}))
+    apart = ullage.estimate(
+        ullage.read_job({**job, "model": {"base": "gpt2", "tie_word_embeddings": False}, "engine": engine})
+    )
+    assert tied.peak.allocated_bytes < apart.peak.allocated_bytes

@@ -143,6 +143,8 @@ class ShardedWrap(Wrap):
         """A tied weight's gradient of its first use, and that of its second, which is there already."""
         root = self.units.root
         assert root is not None, name
+        if root.flat:  # both are parts of one gradient to come
+            return [free(later)]
         first = root.own_gradient(name, root.types.compute)
         return joined(later, first, in_place=self.units.joined[name] not in self.views)
 
