@@ -7,7 +7,7 @@ from importlib import import_module
 
 from ullage.engines.base import Account, Accounting
 from ullage.engines.reach import refuse_what_is_not_read
-from ullage.errors import Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.job.job import Job, Layout
 from ullage.memory.rank import Rank, ranks
 from ullage.model.graph import Graph
@@ -29,12 +29,18 @@ SPLITS = {"megatron": "ullage.engines.megatron.split", "deepspeed": "ullage.engi
 
 def ranks_of(job: Job, graph: Graph) -> tuple[Rank, ...]:
     """The pipeline ranks of a job, cut as its engine cuts them."""
-    if job.layout.pp > 1 and job.stack == "traced":
+    if job.layout.pp > 1 and job.stack == "traced" and job.engine.name != "fsdp2":
         raise Unsupported(
-            "is not modelled for a traced module: its stages hand on more than one tensor",
+            "runs a traced module under torch's own pipelining alone: what crosses its stages is more than the stream",
             key="layout.pp",
             value=job.layout.pp,
-            remedy="shard its parameters (dp, ZeRO), or recompute",
+            remedy="name fsdp2; or shard its parameters (dp, ZeRO), or recompute",
+        )
+    if job.layout.pp > 1 and job.stack == "traced" and graph.layers < job.layout.pp * job.layout.vpp:
+        raise Infeasible(
+            f"the module has {graph.layers} layers, and each of {job.layout.pp * job.layout.vpp} stages needs one",
+            key="layout.pp",
+            value=job.layout.pp,
         )
     module = SPLITS.get(job.engine.name)
     layout: Layout = import_module(module).layout(job, graph.layers) if module and job.layout.pp > 1 else job.layout

@@ -40,12 +40,14 @@ class Crossing:
     """A tensor beside the stream, or its gradient, on its way from one block to another: a skip connection, an encoder's output.
 
     name: in this block. slot: the same at both ends, and of no other that is on its way meanwhile. what: for the ledger.
+    grad: whether autograd asks for a tensor's gradient.
     """
 
     name: str
     slot: int
     bytes: int
     what: str = "tensor that skips blocks"
+    grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

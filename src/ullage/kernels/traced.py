@@ -68,7 +68,9 @@ def _names(attrs: FrozenMap, key: str) -> tuple[str, ...]:
 
 
 def _crossings(attrs: FrozenMap, key: str) -> tuple[Crossing, ...]:
-    return tuple(Crossing(*one) for one in cast("tuple[tuple[str, int, int], ...]", attrs.get(key, ())))
+    """(name, slot, bytes), and of a tensor whether it has a gradient."""
+    found = cast("tuple[tuple[str, int, int] | tuple[str, int, int, bool], ...]", attrs.get(key, ()))
+    return tuple(Crossing(name, slot, size, grad=any(grad)) for name, slot, size, *grad in found)
 
 
 def _buffers(attrs: FrozenMap, key: str) -> tuple[Buffer, ...]:

@@ -18,6 +18,7 @@ class BlockSteps:
     output_grad: whether the output's gradient arrives as one tensor of its size (else the steps say what they receive).
     handed: names of what crosses beside the stream (kernels/step.py) that is handed for good: what the block lends is another's to
     free, what it borrows is its own, and so with gradients (memory/handing.py).
+    owns_input: whether it lets go of its input; else whoever gave it keeps it (a stage's receive buffer).
     """
 
     steps: tuple[Step, ...]
@@ -28,6 +29,7 @@ class BlockSteps:
     keeps_input: bool = True
     output_grad: bool = True
     handed: frozenset[str] = frozenset()
+    owns_input: bool = True
 
     def __post_init__(self) -> None:
         made = [name for step in self.steps for name in step.made]

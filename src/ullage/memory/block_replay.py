@@ -32,7 +32,8 @@ class BlockReplay:
     def run(self) -> BlockProgram:
         block, live = self._block, self._live
         if block.input is not None:
-            live[block.input] = Storage(boundary(block.input_bytes), ("forward", block.input))
+            holder = ("forward" if block.owns_input else "outside", block.input)
+            live[block.input] = Storage(boundary(block.input_bytes), holder)
         for one in (one for step in block.steps for one in step.borrows):
             holder = ("forward", one.name) if one.name in block.handed else ("outside", one.name)
             live[one.name] = Storage(carried(one.bytes, one.slot, one.what), holder)

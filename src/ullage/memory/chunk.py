@@ -21,7 +21,7 @@ from ullage.kernels.step import Context, Segment
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
-from ullage.memory.program import Node, Repeat, Sequence, free
+from ullage.memory.program import Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Chunk
 from ullage.memory.storage import Items
 from ullage.model.graph import Block, Tensor
@@ -37,12 +37,13 @@ NO_GRAD = "no-grad"
 
 @frozen
 class Element:
-    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how. handed: see BlockSteps."""
+    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how. handed, owns_input: see BlockSteps."""
 
     block: Block
     mode: str = PLAIN
     size: int = 1
     handed: frozenset[str] = frozenset()
+    owns_input: bool = True
 
 
 class Wrap:
@@ -71,29 +72,39 @@ class Replayer:
     method: str = "uniform"  # of {layers: n}: Megatron's names
     group: int = 1
 
-    def program(self, block: Block, mode: str, rule: GradRule, handed: frozenset[str] = frozenset()) -> BlockProgram:
-        return _program(block, self.context, mode, rule, self.recompute, self.early_stop, self.reentrant, handed)
+    def program(self, block: Block, mode: str, rule: GradRule) -> BlockProgram:
+        return self._alone(Element(block=block, mode=mode), rule)
+
+    def _alone(self, element: Element, rule: GradRule) -> BlockProgram:
+        return _program(element, self.context, rule, self.recompute, self.early_stop, self.reentrant)
 
     def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
         if element.size == 1:
-            return self.program(element.block, element.mode, rule, element.handed)
+            return self._alone(element, rule)
         return _grouped(element, self, rule)
 
-    def elements(self, chunk: Chunk) -> list[Element]:
-        return _handing(_elements(chunk, self.recompute, self.group), chunk, self.context)
+    def elements(self, chunk: Chunk, leaving: frozenset[int] = frozenset(), *, received: bool = False) -> list[Element]:
+        """A chunk's blocks as they run. leaving: slots of what it hands on beside its output. received: whether its input is in
+        buffers that its engine keeps."""
+        found = _elements(chunk, self.recompute, self.group)
+        if any(crossings(run.block, self.context).any for run in chunk.runs):
+            names = handed(self.crossings(found), leaving, received=received)
+            found = [replace(one, handed=mine) for one, mine in zip(found, names, strict=True)]
+        return [replace(found[0], owns_input=False), *found[1:]] if received else found
+
+    def crossings(self, elements: ListLike[Element]) -> list[tuple[Crossings, bool]]:
+        """Of each element what crosses, and whether it is checkpointed. Blocks under one checkpoint keep to themselves."""
+        alone = Crossings()
+        return [
+            (crossings(one.block, self.context) if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements
+        ]
 
 
 @lru_cache(maxsize=4096)
 def _program(
-    block: Block,
-    context: Context,
-    mode: str,
-    rule: GradRule,
-    recompute: Recompute,
-    early_stop: bool,
-    reentrant: bool,
-    handed: frozenset[str],
+    element: Element, context: Context, rule: GradRule, recompute: Recompute, early_stop: bool, reentrant: bool
 ) -> BlockProgram:
+    block, mode = element.block, element.mode
     steps = stacks.lower(block, context)
     segments: tuple[Segment, ...] = ()
     if mode in (CHECKPOINT, NO_GRAD):
@@ -109,7 +120,8 @@ def _program(
         segments=segments,
         keeps_input=mode != NO_GRAD,
         output_grad=block.output.grad,
-        handed=handed,
+        handed=element.handed,
+        owns_input=element.owns_input,
     )
     return BlockReplay(whole, grad_rule=rule, items=_items_of(block, context)).run()
 
@@ -128,12 +140,13 @@ def stream_bytes(tensor: Tensor, context: Context) -> int:
 @lru_cache(maxsize=1024)
 def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgram:
     """Several equal blocks under one checkpoint: forward keeps the first input; backward runs all again, then back."""
-    first = replayer.program(element.block, CHECKPOINT, rule)
+    first = replayer.element_program(replace(element, size=1), rule)
     inner = replayer.program(element.block, NO_GRAD, rule)
     plain = replayer.program(element.block, PLAIN, rule)
     stream = boundary(stream_bytes(element.block.output, replayer.context))
+    kept = [] if element.owns_input else [alloc(boundary(stream_bytes(element.block.input, replayer.context)))]
     backward = Sequence(
-        [Repeat(element.size, plain.forward), free(stream), Repeat(element.size, plain.backward)], "recompute"
+        [Repeat(element.size, plain.forward), free(stream), Repeat(element.size, plain.backward), *kept], "recompute"
     )
     grads = tuple((f"{index}.{name}", item) for index in range(element.size) for name, item in plain.grads)
     return BlockProgram(
@@ -161,17 +174,6 @@ def _elements(chunk: Chunk, recompute: Recompute, group: int) -> list[Element]:
         for mode, equal in groupby(mine):
             elements += _split(run.block, mode, len(list(equal)), group if mode == CHECKPOINT else 1)
     return elements
-
-
-def _handing(elements: list[Element], chunk: Chunk, context: Context) -> list[Element]:
-    """Says of each element what it hands away and takes over. Blocks under one checkpoint are left out: they keep to themselves."""
-    if not any(crossings(run.block, context).any for run in chunk.runs):
-        return elements
-    alone = Crossings()
-    found = handed(
-        [(crossings(one.block, context) if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements]
-    )
-    return [replace(one, handed=names) for one, names in zip(elements, found, strict=True)]
 
 
 def _split(block: Block, mode: str, count: int, group: int) -> list[Element]:

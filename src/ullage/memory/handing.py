@@ -8,7 +8,7 @@ checkpointed, all that it read. Where no backward does, it goes with its last re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from ullage.frozen import frozen
@@ -46,32 +46,62 @@ def crossings(block: Block, context: Context) -> Crossings:
     )
 
 
-def handed(blocks: Sequence[tuple[Crossings, bool]]) -> list[frozenset[str]]:
-    """For each block of a chunk, in order, the names that it hands away or takes over. The flag: whether it is checkpointed."""
+def handed(
+    blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[int] = (), *, received: bool = False
+) -> list[frozenset[str]]:
+    """For each block of a chunk, in order, the names that it hands away or takes over. The flag: whether it is checkpointed.
+
+    leaving: slots of what the chunk hands on: that is the chunk's to free. received: whether a chunk is in front of it, to which it
+    sends the gradients that nobody takes here: they are the chunk's to free too.
+    """
     found: list[set[str]] = [set() for _ in blocks]
-    for maker, users in _tensors(blocks):
-        owner = _owner(blocks, maker, users)
+    outputs = {(at, one.name) for at, one in made_for_later(blocks, leaving)}
+    for maker, users in tensors(blocks):
+        owner = maker if maker in outputs else _owner(blocks, maker, users)
         if owner is not None:
             found[maker[0]].add(maker[1])
             found[owner[0]].add(owner[1])
-    sent: dict[tuple[int, int], tuple[int, str]] = {}
-    for at in reversed(range(len(blocks))):
-        for one in blocks[at][0].receives:
-            if (one.slot, one.bytes) in sent:
-                sender, name = sent.pop((one.slot, one.bytes))
-                found[sender].add(name)
-                found[at].add(one.name)
-        sent |= {(one.slot, one.bytes): (at, one.name) for one in blocks[at][0].sends}
+    for at, name in outputs:
+        found[at].add(name)
+    claimed, unclaimed = _sent(blocks)
+    for at, one in (*claimed, *(unclaimed if received else ())):
+        found[at].add(one.name)
     return [frozenset(names) for names in found]
 
 
-_Place = tuple[int, str]
+def made_for_later(blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[int]) -> list[tuple[int, Crossing]]:
+    """What these blocks made of what leaves them: (block, tensor), the last of each slot."""
+    latest = {one.slot: (at, one) for at, (found, _) in enumerate(blocks) for one in found.lends if one.slot in leaving}
+    return list(latest.values())
 
 
-def _tensors(blocks: Sequence[tuple[Crossings, bool]]) -> list[tuple[_Place, list[_Place]]]:
+def sent_before(blocks: Sequence[tuple[Crossings, bool]]) -> tuple[Crossing, ...]:
+    """Gradients that no block of these takes."""
+    return tuple(one for _, one in _sent(blocks)[1])
+
+
+def _sent(
+    blocks: Sequence[tuple[Crossings, bool]],
+) -> tuple[list[tuple[int, Crossing]], list[tuple[int, Crossing]]]:
+    """(block, gradient) of both ends of every gradient that is sent and taken here, and of what is sent to a chunk before."""
+    claimed: list[tuple[int, Crossing]] = []
+    waiting: dict[tuple[int, int], tuple[int, Crossing]] = {}
+    for at in reversed(range(len(blocks))):
+        for one in blocks[at][0].receives:
+            if (one.slot, one.bytes) in waiting:
+                claimed += [waiting.pop((one.slot, one.bytes)), (at, one)]
+        waiting |= {(one.slot, one.bytes): (at, one) for one in blocks[at][0].sends}
+    return claimed, list(waiting.values())
+
+
+Place = tuple[int, str]
+"""A block of several, and a name in it."""
+
+
+def tensors(blocks: Sequence[tuple[Crossings, bool]]) -> list[tuple[Place, list[Place]]]:
     """(block and name of the maker, those of the readers) of every tensor that is made and read in these blocks."""
-    latest: dict[int, _Place] = {}
-    users: dict[_Place, list[_Place]] = defaultdict(list)
+    latest: dict[int, Place] = {}
+    users: dict[Place, list[Place]] = defaultdict(list)
     for at, (found, _) in enumerate(blocks):
         for one in found.borrows:
             if one.slot in latest:
@@ -81,7 +111,7 @@ def _tensors(blocks: Sequence[tuple[Crossings, bool]]) -> list[tuple[_Place, lis
     return list(users.items())
 
 
-def _owner(blocks: Sequence[tuple[Crossings, bool]], maker: _Place, users: list[_Place]) -> _Place | None:
+def _owner(blocks: Sequence[tuple[Crossings, bool]], maker: Place, users: list[Place]) -> Place | None:
     """Who frees it; None: the maker itself."""
     if _needs(blocks[maker[0]], maker[1], makes=True):
         return None

@@ -57,7 +57,7 @@ def _kept(stage: Stage) -> Part:
     for element, count in _elements(stage).items():
         if element.block.role != "layer":
             continue
-        plain = replayer.program(element.block, PLAIN, GradRule(), element.handed).forward.delta_bytes
+        plain = replayer.element_program(replace(element, mode=PLAIN, size=1), GradRule()).forward.delta_bytes
         kept = replayer.element_program(element, GradRule()).forward.delta_bytes
         rows.append((element.block.name, _MODES[element.mode], element.size, count, element.size * plain, kept))
     return Part(

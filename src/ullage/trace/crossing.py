@@ -16,6 +16,7 @@ class Lent:
     """A tensor beside the stream: made in one part, used in others. Parts by their place.
 
     users: later parts that read it, or until whose forward a frame of the layer code names it. keeper: the part that let go of it.
+    grad: whether autograd asks for its gradient.
     """
 
     one: Allocation
@@ -23,6 +24,7 @@ class Lent:
     users: tuple[int, ...]
     keeper: int
     slot: int
+    grad: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Carried:
     def _lent(self, tape: Tape) -> list[Lent]:
         streams = {one.birth for one in self.outputs if one is not None}
         makers = {
-            one.birth: (at, one)
+            one.birth: (at, one, tick.differentiable)
             for at, cut in enumerate(self.cuts)
             for tick in tape.ticks[cut.start : cut.stop]
             for one in tick.writes
@@ -68,13 +70,13 @@ class Carried:
                     users[birth].add(self.part_of(tick))
         slots = _Slots()
         found = []
-        for birth, (maker, one) in makers.items():
+        for birth, (maker, one, grad) in makers.items():
             end = tape.ended(one)
             keeper = self.part_of(tape.forward_tick(end) if end <= tape.turn else tape.backward_tick(end))
             if end <= tape.turn:
                 users[birth].add(keeper)
             if later := sorted(at for at in users[birth] if at > maker):
-                found.append(Lent(one, maker, tuple(later), keeper, slots.take(maker, later[-1])))
+                found.append(Lent(one, maker, tuple(later), keeper, slots.take(maker, later[-1]), grad))
         return found
 
     def _sent(self, tape: Tape) -> list[Sent]:
@@ -102,8 +104,11 @@ class Carried:
 
     @staticmethod
     def _stream(tape: Tape, before: Part, after: Part) -> Allocation | None:
-        """What is handed on; None too where ``before`` saves it itself (a ReLU's, an LSTM's): that is lent, for its maker lets go of it."""
+        """What is handed on. None too where ``before`` saves it itself (a ReLU's, an LSTM's) or parts behind ``after`` read it as well
+        (an encoder's output): that is lent."""
         found = Carried.handed(tape, before, after)
+        if found is not None and any(found.birth in op.reads for op in tape.forward[after.stop :]):
+            return None
         if found is None or tape.ended(found) <= tape.turn:
             return found
         return None if before.start <= tape.backward_tick(tape.ended(found)) < before.stop else found

@@ -1,8 +1,9 @@
 """A trace as a Graph: blocks of traced ops, equal layers once, so that estimate and plan work for any module.
 
 Sizes are those of the trace: a traced graph has no named dimensions, so the job's batch and sequence do not change it, and tensor
-parallelism would need a placement table. Data parallelism, ZeRO and recomputation apply. Between two blocks one tensor is
-handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is told as lent and borrowed (crossing.py).
+parallelism would need a placement table. Data parallelism, ZeRO, recomputation and torch's pipelining apply. Between two blocks one
+tensor is handed on; what else crosses (a skip connection, an encoder's output, rotary embeddings) is told as lent and borrowed
+(crossing.py), and between two stages sent beside it (memory/borders.py).
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class BlockTeller:
         name = self.names[one.birth]
         lent = self.lent_births.get(one.birth)
         if lent is not None:
-            steps[index].lends.append((name, lent.slot, one.bytes))
+            steps[index].lends.append((name, lent.slot, one.bytes, lent.grad))
             steps[-1].holds.append(name)  # the block returns it, so its frames name it to their end
             if lent.keeper != self.at:
                 return
@@ -164,7 +164,7 @@ class BlockTeller:
             read = next((at for at, tick in enumerate(self.ticks) if lent.one.birth in tick.op.reads), None)
             if read is not None:
                 steps[min(read, self.last)].reads.append(name)
-            steps[0].borrows.append((name, lent.slot, lent.one.bytes))
+            steps[0].borrows.append((name, lent.slot, lent.one.bytes, lent.grad))
             if lent.keeper == self.at:
                 self._tell_keeping(steps, lent.one, name)
         for sent in self.receives:
@@ -252,8 +252,8 @@ class _Step:
         self.saves: list[str] = []
         self.holds: list[str] = []
         self.caches: list[str] = []
-        self.lends: list[tuple[str, int, int]] = []
-        self.borrows: list[tuple[str, int, int]] = []
+        self.lends: list[tuple[str, int, int, bool]] = []
+        self.borrows: list[tuple[str, int, int, bool]] = []
         self.sends: list[tuple[str, int, int]] = []
         self.receives: list[tuple[str, int, int]] = []
         self.extra = 0

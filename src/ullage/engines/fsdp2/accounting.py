@@ -6,6 +6,7 @@ gradients stay (torch distributed/pipelining/stage.py ``backward_maybe_with_nosy
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,11 +22,13 @@ from ullage.frozen import FrozenMap
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
-from ullage.memory.block import GradRule, boundary, boundary_grad
-from ullage.memory.chunk import Replayer
-from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
+from ullage.memory.block import GradRule, boundary, boundary_grad, carried, carried_grad
+from ullage.memory.borders import Stage, stages_of
+from ullage.memory.chunk import Element, Replayer, stream_bytes
+from ullage.memory.handing import made_for_later, sent_before
+from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import Chunk, Rank
-from ullage.model.graph import STREAM, Graph
+from ullage.model.graph import Graph
 from ullage.schedule import compact
 from ullage.schedule.base import Action, Kind
 
@@ -51,12 +54,13 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     context = _context(job, graph)
     replayer = Replayer(context=context, recompute=job.recompute, early_stop=_early_stop(job))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
+    stages = stages_of(graph, job.layout, rank, context)
     static = [
         *states(job, rank, units),
         *beside(job, context, _rotary_dim(graph)),
-        *_receive_buffers(job, rank, replayer),
+        *_receive_buffers(job, rank, stages),
     ]
-    step = _Step(job=job, graph=graph, rank=rank, replayer=replayer, units=units)
+    step = _Step(job=job, graph=graph, rank=rank, replayer=replayer, units=units, stages=stages)
     return Account(
         static=tuple((item, count) for item, count in static if item.bytes and count),
         step=step.program(),
@@ -96,14 +100,16 @@ def _receive_buffer(size: int, what: str) -> Item:
     )
 
 
-def _receive_buffers(job: Job, rank: Rank, replayer: Replayer) -> list[tuple[Item, int]]:
-    """torch.distributed.pipelining: one receive buffer for each micro-batch, made once, kept (stage.py ``_setup_forward_recv_info``)."""
-    if job.layout.pp == 1:
-        return []
-    size = boundary(replayer.context.buffer("stream", STREAM).bytes).bytes
+def _receive_buffers(job: Job, rank: Rank, stages: ListLike[Stage]) -> list[tuple[Item, int]]:
+    """torch.distributed.pipelining: a receive buffer of each tensor for each micro-batch, made once, kept (stage.py
+    ``_setup_forward_recv_info``, ``_setup_backward_recv_info``)."""
     count = job.data.grad_accum
-    inputs = [(_receive_buffer(size, "input"), count) for part in rank.chunks if not part.first]
-    return inputs + [(_receive_buffer(size, "output gradient"), count) for part in rank.chunks if not part.last]
+    return [
+        (_receive_buffer(round_up(size), what), count)
+        for stage in stages
+        for what, sizes in (("input", stage.behind.tensors), ("output gradient", stage.ahead.gradients))
+        for size in sizes
+    ]
 
 
 @dataclass(kw_only=True)
@@ -113,6 +119,7 @@ class _Step:
     rank: Rank
     replayer: Replayer
     units: list[Units]
+    stages: tuple[Stage, ...]
 
     @property
     def pipelined(self) -> bool:
@@ -141,9 +148,15 @@ class _Step:
             nodes += [one] * times if times == 1 else [_repeat(times, one)]
         return Sequence(nodes)
 
+    def _elements(self, index: int) -> list[Element]:
+        part = self.rank.chunks[index]
+        elements = self.replayer.elements(part, self.stages[index].ahead.slots, received=not part.first)
+        losses = _losses(elements) if self.pipelined else []
+        return [replace(one, owns_input=False) if one in losses else one for one in elements]
+
     def _forward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
-        elements = self.replayer.elements(part)
+        elements = self._elements(index)
         inner = chunks.forward(elements, self.replayer, wrap, GradRule())
         leave = chunks.leave_context(elements, self.replayer, GradRule())
         last = self.units[index].unit(elements[-1].block) or _last_unit(self.units[index], part)
@@ -151,7 +164,7 @@ class _Step:
 
     def _backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
-        elements = self.replayer.elements(part)
+        elements = self._elements(index)
         rule = self._rule(wrap.sync)
         inner = chunks.backward(elements, self.replayer, wrap, rule)
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
@@ -207,7 +220,8 @@ class _Step:
                 times -= 1
             if times:
                 body.append(_repeat(times, Sequence([node((action.kind, action.chunk, False)) for action in pattern])))
-        return Sequence([self._gather_stage(), *body, self._reduce_stage()])
+        sent = [item for index in range(len(self.stages)) for item in self._sent(index)]
+        return Sequence([self._gather_stage(), *body, self._reduce_stage(), *drop(sent)])
 
     @staticmethod
     def _key(action: Action, fresh: set[int]) -> tuple[Kind, int, bool]:
@@ -217,20 +231,38 @@ class _Step:
         return action.kind, action.chunk, is_first
 
     def _stage_pass(self, kind: Kind, index: int, is_first: bool) -> Node:
-        part = self.rank.chunks[index]
-        stream = self.replayer.context.buffer("stream", STREAM).bytes
+        part, stage = self.rank.chunks[index], self.stages[index]
         sync = Sync(reduces=False, unsynced_before=not is_first)
         wrap = ShardedWrap(self.units[index], sync, resident=True, views=self._views(index))
-        received, grad = boundary(stream), boundary_grad(stream)
-        input_buffer = _receive_buffer(received.bytes, "input")
-        grad_buffer = _receive_buffer(received.bytes, "output gradient")
-        if kind == "F":  # the receive buffer itself is the stage's input until its backward is done
-            before = [] if part.first else [free(input_buffer), alloc(received)]
-            return Sequence([*before, self._forward(index, wrap)], "forward", ("F", index))
-        before = [] if part.last else [free(received), free(grad_buffer), alloc(grad)]
-        after = [] if part.first else [free(grad), alloc(input_buffer)]
-        after += [] if part.last else [alloc(grad_buffer)]
-        return Sequence([*before, self._backward(index, wrap), *after], "backward", ("B", index))
+        if kind == "F":
+            return Sequence([self._forward(index, wrap)], "forward", ("F", index))
+        inner = self._backward(index, wrap)
+        sent = self._sent(index)
+        after = [*self._outputs(index), *([] if is_first else drop(sent))]
+        arriving = stage.ahead.stream if part.runs[-1].block.output.grad else 0  # else the steps tell what they take
+        if part.last:
+            return Sequence([inner, *after], "backward", ("B", index))
+        buffer = _receive_buffer(round_up(arriving), "output gradient")
+        before = [free(buffer), alloc(boundary_grad(arriving))]
+        return Sequence([*before, inner, *after, alloc(buffer)], "backward", ("B", index))
+
+    def _outputs(self, index: int) -> list[Node]:
+        """What a chunk hands on, which its frame names to the end of its backward (``backward_one_chunk``): let go."""
+        stage, elements = self.stages[index], self._elements(index)
+        made = made_for_later(self.replayer.crossings(elements), stage.ahead.slots)
+        streams = [boundary(stage.ahead.stream)] if not self.rank.chunks[index].last else []
+        streams += [boundary(stream_bytes(one.block.input, self.replayer.context)) for one in _losses(elements)]
+        return drop([*streams, *(carried(one.bytes, one.slot, one.what) for _, one in made)])
+
+    def _sent(self, index: int) -> list[Item]:
+        """The gradients that a chunk sends. The schedule names them until it has those of the next micro-batch (schedules.py,
+        ``bwd_sends``), so that one micro-batch's are always there."""
+        part = self.rank.chunks[index]
+        if part.first:
+            return []
+        beside = sent_before(self.replayer.crossings(self._elements(index)))
+        stream = self.stages[index].behind.stream if part.runs[0].block.input.grad else 0
+        return [boundary_grad(stream), *(carried_grad(one.bytes, one.slot) for one in beside)]
 
     def _gather_stage(self) -> Node:
         """Every group of the rank, gathered once a step."""
@@ -264,6 +296,11 @@ class _Step:
 
     def _zero_grad(self) -> Node:
         return Sequence([free(unit.gradient, count) for unit, count in self._all_units()], "zero_grad")
+
+
+def _losses(elements: ListLike[Element]) -> list[Element]:
+    """A loss that no module computes: its input is the last stage's output."""
+    return [one for one in elements if one.block.role == "loss"]
 
 
 def _spans(count: int) -> list[tuple[int, int]]:

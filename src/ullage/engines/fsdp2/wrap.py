@@ -179,6 +179,8 @@ class ShardedWrap(Wrap):
         if not sync.reduces:
             if not self.resident:
                 nodes += drop(unit.gathered)
+            if not sync.unsynced_before and unit.types.compute == unit.types.reduce:
+                return [*nodes, *drop(grads), *take(unit.accumulated)]  # the same tensors: nothing is cast
             if not sync.unsynced_before:
                 return [*nodes, *take(unit.accumulated), *drop(grads)]
             return [*nodes, *drop(grads)]
