@@ -210,6 +210,12 @@ def any_chunks_bound_s(costs: ShapeCosts, times: Sequence[StageTime], micro_batc
     return most
 
 
+def evenly_bound_s(costs: ShapeCosts, ranks: int, micro_batches: int, send_s: float) -> float:
+    """The least of ``any_chunks_bound_s`` however layers are cut over ranks: the longest of them takes no less than their mean."""
+    before = (ranks - 1) * costs.first_s + (costs.shortest_s + 2 * send_s) * ranks * (ranks - 1) / 2
+    return (before + micro_batches * costs.whole_s) / ranks
+
+
 class MemoryBound:
     """What a device has room for, and the least that a stage of a strategy holds of it."""
 

@@ -33,6 +33,7 @@ from ullage.planner.bounds import (
     again_s,
     any_chunks_bound_s,
     computing_s,
+    evenly_bound_s,
     longer_by,
     outside_bound_s,
     stage_times,
@@ -199,7 +200,7 @@ class Search:
             )
 
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
-        """A shape's pipelines, each cut over its ranks evenly and in the best way."""
+        """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
         for job in self._pipelines(base, costs.job):
             if _leaves_experts_over(job.layout):
                 broken = next(one for one in violations(job) if one.code != "warning")
@@ -209,15 +210,19 @@ class Search:
                     sum(self._count_with(base, job, each) for each in self._possible_splits(base, job.layout.pp)),
                 )
                 continue
-            for split in self._splits(base, costs, job):
-                one = job
-                if split:
-                    layout = pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split)
-                    one = changed(job, layout=layout)
-                stages = stages_of(base.job, base.graph, one.layout.pp, 1, split)
-                times = computing_s(costs, stages, NONE)
-                engines = tuple(changed(one, engine=engine) for engine in self._engines(base, one.layout))
-                self._push_cut(Cut(base=base, costs=costs, job=one, engines=engines, families=()), stages, times)
+            seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
+            self._push(max(value, self._value(job, seconds)), partial(self._cut, base, costs, job))
+
+    def _cut(self, base: Base, costs: ShapeCosts, job: Job, value: Value) -> None:
+        """A pipeline, cut over its ranks evenly and in the best way."""
+        for split in self._splits(base, costs, job):
+            one = job
+            if split:
+                one = changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
+            stages = stages_of(base.job, base.graph, one.layout.pp, 1, split)
+            times = computing_s(costs, stages, NONE)
+            engines = tuple(changed(one, engine=engine) for engine in self._engines(base, one.layout))
+            self._push_cut(Cut(base=base, costs=costs, job=one, engines=engines, families=()), stages, times)
 
     def _push_cut(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime]) -> None:
         """A cut by its computing; with recomputation layer by layer, and with other kinds."""

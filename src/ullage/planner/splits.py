@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 
 
 def best_split(
@@ -19,31 +20,42 @@ def best_split(
     if len(set(layers_s)) == 1:
         return _equal_layers(layers_s[0], count, stages, first_s, last_s, least)
     before = [0.0, *accumulate(layers_s)]
-
-    def seconds(stage: int, start: int, stop: int) -> float:
-        own = before[stop] - before[start]
-        return own + (first_s if stage == 0 else 0.0) + (last_s if stage == stages - 1 else 0.0)
-
     # slowest[i]: of the stages so far, holding the first i layers; cut[s][i]: where stage s then starts
-    slowest = [seconds(0, 0, stop) if stop >= least else float("inf") for stop in range(count + 1)]
+    slowest = [
+        first_s + own + (last_s if stages == 1 else 0.0) if stop >= least else inf for stop, own in enumerate(before)
+    ]
     cuts: list[list[int]] = []
     for stage in range(1, stages):
-        found, cut = [float("inf")] * (count + 1), [0] * (count + 1)
-        start = stage * least
-        for stop in range((stage + 1) * least, count + 1):
-            # the best start never moves back as the stop moves on: what stands before it only grows
-            while start + least < stop and max(slowest[start + 1], seconds(stage, start + 1, stop)) < max(
-                slowest[start], seconds(stage, start, stop)
-            ):
-                start += 1
-            found[stop], cut[stop] = max(slowest[start], seconds(stage, start, stop)), start
-        slowest = found
+        left = stages - 1 - stage  # stages after it, each of which needs layers too
+        slowest, cut = _with_stage(before, slowest, stage * least, count - left * least, least, 0.0 if left else last_s)
         cuts.append(cut)
     sizes, stop = [], count
     for cut in reversed(cuts):
         sizes.append(stop - cut[stop])
         stop = cut[stop]
     return (stop, *reversed(sizes))
+
+
+def _with_stage(
+    before: Sequence[float], slowest: Sequence[float], start: int, most: int, least: int, end_s: float
+) -> tuple[list[float], list[int]]:
+    """One stage more: of each number of layers up to ``most`` the slowest stage, and where the new one starts, at ``start`` or later.
+
+    before: seconds of the layers before each. end_s: what the stage does beside its layers.
+    """
+    found, cut = [inf] * len(before), [0] * len(before)
+    for stop in range(start + least, most + 1):
+        until = before[stop] + end_s
+        now = max(slowest[start], until - before[start])
+        # the best start never moves back as the stop moves on: what stands before it only grows
+        while start + least < stop:
+            own, others = until - before[start + 1], slowest[start + 1]
+            moved = own if own > others else others
+            if moved >= now:
+                break
+            start, now = start + 1, moved
+        found[stop], cut[stop] = now, start
+    return found, cut
 
 
 def _equal_layers(
