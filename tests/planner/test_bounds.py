@@ -10,7 +10,7 @@ from ullage.engines.registry import ranks_of
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.planner.bounds import again_s, modes
 from ullage.planner.copies import changed
-from ullage.planner.costs import FULL, NONE, _kept_by
+from ullage.planner.costs import FULL, NONE, ShapeCosts, _kept_by
 from ullage.planner.stages import flights
 from ullage.timing.blocks import block_time
 
@@ -93,6 +93,19 @@ def test_a_block_costs_what_the_exact_account_says(name: str) -> None:
             if block.role == "layer":
                 again = block_time(block, costs.context, costs.grid.place, CHECKPOINT, FULL).recompute.total_s
                 assert costs.again_s(kind, FULL) == pytest.approx(again, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str, engine: str) -> None:
+    """Whatever the expert parallelism, whose grids share what no expert does."""
+    search = following(space(name), engine, seed=8, exhaustive=False)
+    grids = list(search._grids(search.bases[0]))
+    for grid in search.rng.sample(grids, min(MANY, len(grids))):
+        for job in search.rng.sample(shapes := search._shapes(search.bases[0], grid.job), min(3, len(shapes))):
+            micro_batch = job.data.micro_batch
+            dense, least, whole = grid.dense_s(micro_batch), grid.least_s(micro_batch), ShapeCosts(grid, job).whole_s
+            assert 0 < dense <= least * SLACK
+            assert least <= whole * SLACK, job
 
 
 def test_bytes_left_behind_grow_as_a_replay_says() -> None:

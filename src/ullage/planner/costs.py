@@ -9,7 +9,10 @@ Seconds are then looked up for the matmuls that come out, whose efficiency does 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 from ullage.engines.base import context_of
 from ullage.frozen import frozen
@@ -25,9 +28,9 @@ from ullage.planner.copies import with_micro_batch
 from ullage.timing import states
 from ullage.timing.blocks import Place, block_time, pass_s
 from ullage.timing.machine import exchange_cost
-from ullage.timing.ops import block_work
+from ullage.timing.ops import block_work, dense_work, unlowered_work
 from ullage.timing.step import place_of, send_s
-from ullage.timing.work import Attention, Exchange, Matmul, Pass
+from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass
 
 NONE, FULL = Recompute(), Recompute(kind="full")
 _RULE = GradRule(mode="add")
@@ -62,6 +65,7 @@ class GridCosts:
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
         self.numels = [self._numels(block) for block in self.kinds]
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
+        self._dense_s: dict[int, float] = {}
 
     @cached_property
     def contexts(self) -> tuple[Context, Context]:
@@ -69,21 +73,55 @@ class GridCosts:
         return one, two
 
     @cached_property
-    def works(self) -> list[tuple[_Growing, _Growing]]:
+    def works(self) -> list[_Both]:
         """Of each kind, its forward and its backward."""
+        return self._grown(block_work, attrgetter("works"))
+
+    @cached_property
+    def _unlowered(self) -> list[_Both]:
+        """The same without what only moves through memory."""
+        return self._grown(unlowered_work, attrgetter("_unlowered"))
+
+    @cached_property
+    def _dense(self) -> list[_Both]:
+        """Of these what is the same under any expert parallelism."""
+        return self._grown(dense_work, attrgetter("_dense"))
+
+    def least_s(self, micro_batch: int) -> float:
+        """All blocks, forward and backward: no less than their matmuls, attention and exchanges."""
+        return self._sum_s(self._unlowered, micro_batch)
+
+    def dense_s(self, micro_batch: int) -> float:
+        """All blocks without their experts, likewise: computed once for all expert parallelism."""
+        if self._beside is not None:
+            return self._beside.dense_s(micro_batch)
+        if micro_batch not in self._dense_s:
+            self._dense_s[micro_batch] = self._sum_s(self._dense, micro_batch)
+        return self._dense_s[micro_batch]
+
+    def _sum_s(self, works: list[_Both], micro_batch: int) -> float:
+        return sum(times * sum(one.seconds(micro_batch) for one in works[kind]) for kind, times, _ in self.runs)
+
+    def _grown(
+        self, work: Callable[[Block, Context, bool], tuple[OpWork, ...]], of: Callable[[GridCosts], list[_Both]]
+    ) -> list[_Both]:
+        """of: the same of another grid."""
         found = []
+        looked_up: _LookedUp = {}
         for kind, block in enumerate(self.kinds):
             known = self._known[kind]
             if known is not None:
-                found.append(known.works[kind])
+                found.append(of(known)[kind])
                 continue
-            beside = self._beside.works[kind] if self._beside is not None else (None, None)
-            one, two = (block_work(block, context, self.place.accumulates) for context in self.contexts)
+            beside = of(self._beside)[kind] if self._beside is not None else (None, None)
+            one, two = (work(block, context, self.place.accumulates) for context in self.contexts)
             pairs = list(zip(one, two, strict=True))
+            forward = [(a.forward, b.forward) for a, b in pairs]
+            backward = [(a.backward, b.backward) for a, b in pairs]
             found.append(
                 (
-                    _Growing([(a.forward, b.forward) for a, b in pairs], self.place, backward=False, beside=beside[0]),
-                    _Growing([(a.backward, b.backward) for a, b in pairs], self.place, backward=True, beside=beside[1]),
+                    _Growing(forward, self.place, looked_up, backward=False, beside=beside[0]),
+                    _Growing(backward, self.place, looked_up, backward=True, beside=beside[1]),
                 )
             )
         return found
@@ -143,10 +181,19 @@ _Pair = tuple[Pass, Pass]
 class _Growing:
     """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear.
 
-    beside: the same block under other expert parallelism, of which the passes that are the same are looked up once.
+    beside: the same block under other expert parallelism, of which the passes that are the same are looked up once. looked_up: what the
+    grid's other blocks have looked up.
     """
 
-    def __init__(self, pairs: list[_Pair], place: Place, *, backward: bool, beside: _Growing | None = None) -> None:
+    def __init__(
+        self,
+        pairs: list[_Pair],
+        place: Place,
+        looked_up: _LookedUp,
+        *,
+        backward: bool,
+        beside: _Growing | None = None,
+    ) -> None:
         self._pairs, self._place, self._backward = pairs, place, backward
         self._parts: dict[tuple[int, ...], _Growing] = {}
         self._known: dict[int, float] = {}
@@ -154,7 +201,9 @@ class _Growing:
         same = tuple(places[pair] for pair in pairs if pair in places)
         own = [pair for pair in pairs if pair not in places]
         self._shared = beside._part(same) if beside is not None and same else None
-        self._looked_up = [(one, two) for one, two in own if one.matmuls or one.attention or one.exchanges]
+        self._looked_up = looked_up
+        counted = Counter(pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges)
+        self._passes = [(self._pass(pair), times) for pair, times in counted.items()]
         moved = [
             pass_s(
                 Pass(traffic=tuple(traffic for pair in own for traffic in pair[index].traffic)),
@@ -174,7 +223,7 @@ class _Growing:
         """Only these passes."""
         if places not in self._parts:
             pairs = [self._pairs[at] for at in places]
-            self._parts[places] = _Growing(pairs, self._place, backward=self._backward)
+            self._parts[places] = _Growing(pairs, self._place, self._looked_up, backward=self._backward)
         return self._parts[places]
 
     def seconds(self, micro_batch: int) -> float:
@@ -187,9 +236,28 @@ class _Growing:
         found = self._first_s + self._each_s * more
         if self._shared is not None:
             found += self._shared.seconds(micro_batch)
-        for one, two in self._looked_up:
-            found += pass_s(_between(one, two, more), self._place, backward=self._backward)
+        for one, times in self._passes:
+            found += times * one.seconds(more)
         return found
+
+    def _pass(self, pair: _Pair) -> _GrowingPass:
+        key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)
+        if key not in self._looked_up:
+            self._looked_up[key] = _GrowingPass(pair, self._place, backward=self._backward)
+        return self._looked_up[key]
+
+
+class _GrowingPass:
+    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first."""
+
+    def __init__(self, pair: _Pair, place: Place, *, backward: bool) -> None:
+        self._pair, self._place, self._backward = pair, place, backward
+        self._known: dict[int, float] = {}
+
+    def seconds(self, more: int) -> float:
+        if more not in self._known:
+            self._known[more] = pass_s(_between(*self._pair, more), self._place, backward=self._backward)
+        return self._known[more]
 
 
 def _knows_no_experts(pair: _Pair) -> bool:
@@ -236,6 +304,11 @@ def _attention(a: Attention | None, b: Attention | None, more: int) -> Attention
 def _exchange(a: Exchange, b: Exchange, more: int) -> Exchange:
     payload = a.payload_bytes + (b.payload_bytes - a.payload_bytes) * more
     return Exchange(kind=a.kind, axis=a.axis, payload_bytes=payload, behind=a.behind, pieces=a.pieces)
+
+
+_Both = tuple[_Growing, _Growing]
+_LookedUp = dict[tuple[_Pair, bool], _GrowingPass]
+"""Passes, in a backward or not: different blocks have the same."""
 
 
 class ShapeCosts:

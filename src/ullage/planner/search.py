@@ -153,7 +153,7 @@ class Search:
         self._queue: list[tuple[Value, int, Callable[[Value], Found | None]]] = []
         self._order = count()
         self._failed = 0
-        self._counted: dict[object, int] = {}
+        self._counted: dict[object, dict[int, int]] = {}
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
 
     # -- the queue
@@ -187,17 +187,40 @@ class Search:
     # -- looks, each closer than the one before
 
     def _price(self, base: Base, grid: GridCosts) -> None:
-        """The shapes of a grid, each by the value where all ranks share its blocks' work evenly and never wait."""
+        """A grid by the value where all ranks share what no expert does of its best shape's work."""
+        known = []
         for job in self._shapes(base, grid.job):
             try:
-                costs = ShapeCosts(grid, job)
+                known.append((self._shared(job, grid.dense_s(job.data.micro_batch)), job))
+            except (Unsupported, Infeasible) as error:
+                self._refuse(job, error, self._count(base, job))
+        if known:
+            jobs = [job for _, job in known]
+            self._push(min(value for value, _ in known), partial(self._unlowered, base, grid, jobs))
+
+    def _unlowered(self, base: Base, grid: GridCosts, jobs: Sequence[Job], value: Value) -> None:
+        """The shapes of a grid, each by the value where all ranks share what is known of its work before it is lowered."""
+        for job in jobs:
+            try:
+                seconds = grid.least_s(job.data.micro_batch)
             except (Unsupported, Infeasible) as error:
                 self._refuse(job, error, self._count(base, job))
                 continue
-            ranks = job.cluster.gpus // (job.layout.tp * job.layout.cp)
-            self._push(
-                self.goal(job, costs.whole_s / (ranks * job.data.micro_batch)), partial(self._piped, base, costs)
-            )
+            self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
+
+    def _costed(self, base: Base, grid: GridCosts, job: Job, value: Value) -> None:
+        """A shape by the value where all ranks share its blocks' work evenly and never wait."""
+        try:
+            costs = ShapeCosts(grid, job)
+        except (Unsupported, Infeasible) as error:
+            self._refuse(job, error, self._count(base, job))
+            return
+        self._push(max(value, self._shared(job, costs.whole_s)), partial(self._piped, base, costs))
+
+    def _shared(self, job: Job, whole_s: float) -> Value:
+        """Of a micro-batch's seconds where all ranks that hold different layers or sequences share them."""
+        ranks = job.cluster.gpus // (job.layout.tp * job.layout.cp)
+        return self.goal(job, whole_s / (ranks * job.data.micro_batch))
 
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
@@ -455,7 +478,7 @@ class Search:
         like: GridCosts | None = None
         for loss in space.losses(self.want, base):
             one = changed(job, loss=loss)
-            strategies = sum(self._count(base, shape) for shape in self._shapes(base, one))
+            strategies = sum(self._sizes(base, one).values())
             self.counts.space += strategies
             if broken is not None:  # whatever the pipeline
                 self._refuse(job, broken.error(), strategies)
@@ -467,8 +490,18 @@ class Search:
 
     def _shapes(self, base: Base, job: Job) -> list[Job]:
         """A grid with each micro-batch that divides the batch."""
-        sizes = (self.want.micro_batch,) if self.want.micro_batch else space.micro_batches(self.want.global_batch)
-        return [one for size in sizes if self._count(base, one := with_micro_batch(job, size))]
+        return [with_micro_batch(job, size) for size in self._sizes(base, job)]
+
+    def _sizes(self, base: Base, job: Job) -> dict[int, int]:
+        """A grid's micro-batches, each with its strategies: the same of all that leave as many ranks to pipelines and replicas."""
+        layout = job.layout
+        key = (id(base), layout.tp * layout.cp, layout.cp)
+        if key not in self._counted:
+            want = self.want
+            sizes = (want.micro_batch,) if want.micro_batch else space.micro_batches(want.global_batch)
+            counted = {size: self._count_shape(base, with_micro_batch(job, size)) for size in sizes}
+            self._counted[key] = {size: strategies for size, strategies in counted.items() if strategies}
+        return self._counted[key]
 
     def _pipelines(self, base: Base, job: Job) -> Iterator[Job]:
         """Pipelines of a shape, with their replicas and micro-batches."""
@@ -536,16 +569,15 @@ class Search:
         return _layer_by_layer(layers), _SELECTIVE if _has_selective(base.job, base.graph) else ()
 
     def _count(self, base: Base, job: Job) -> int:
-        """Strategies of a shape: as many as of any other that leaves as many ranks to pipelines and replicas."""
-        layout = job.layout
-        key = (id(base), layout.tp * layout.cp, layout.cp, job.data.micro_batch)
-        if key not in self._counted:
-            self._counted[key] = sum(
-                self._count_with(base, one, split)
-                for one in self._pipelines(base, job)
-                for split in self._possible_splits(base, one.layout.pp)
-            )
-        return self._counted[key]
+        """Strategies of a shape."""
+        return self._sizes(base, job)[job.data.micro_batch]
+
+    def _count_shape(self, base: Base, job: Job) -> int:
+        return sum(
+            self._count_with(base, one, split)
+            for one in self._pipelines(base, job)
+            for split in self._possible_splits(base, one.layout.pp)
+        )
 
     def _possible_splits(self, base: Base, pp: int) -> list[tuple[int, ...] | None]:
         """The even cut where there is one, and one that stands for the best."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -22,7 +23,26 @@ EXPERT_STREAMS = 4
 @lru_cache(maxsize=1024)
 def block_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
     """Everything that a block does for one micro-batch, in order. accumulates: matmuls add weights' gradients into an fp32 buffer."""
-    steps = stacks.lower(block, context)
+    found, named = _named_work(block, context, accumulates)
+    return (*found, *bound_by_memory(block, stacks.lower(block, context), named, context))
+
+
+def unlowered_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
+    """Its matmuls, attention and exchanges: what is known before a stack lowers its ops, at a tenth of the price."""
+    return _named_work(block, context, accumulates)[0]
+
+
+def dense_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
+    """Of these what is the same under any expert parallelism: all but experts and what is sent to them."""
+    dense = replace(block, ops=tuple(op for op in block.ops if op.kind not in _EXPERTS))
+    return unlowered_work(dense, context, accumulates)
+
+
+_EXPERTS = ("dispatch", "grouped_linear", "combine")
+
+
+def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tuple[OpWork, ...], frozenset[str]]:
+    """With the names of the steps that this work is."""
     fused = _fuses(context)
     found = []
     named = set()
@@ -36,7 +56,7 @@ def block_work(block: Block, context: Context, accumulates: bool = True) -> tupl
             found.append(work)
         if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
             named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
-    return (*found, *bound_by_memory(block, steps, frozenset(named), context))
+    return tuple(found), frozenset(named)
 
 
 def _fuses(context: Context) -> bool:
