@@ -104,7 +104,7 @@ def test_no_read_permission(run, job_file: Path) -> None:
     [
         ([], []),
         (["estimat"], ["estimat", "is no command", "did you mean ullage estimate?"]),
-        (["zzz"], ["zzz", "allowed: estimate, show, models, devices, "]),
+        (["zzz"], ["zzz", "allowed: estimate, show, plan, models, devices, "]),
         (["estimate"], ["no job", "--model and --cluster"]),
         (["estimate", "--modle", "x"], ["--modle", "did you mean --model?"]),
         (["estimate", "a.yaml", "b.yaml"], ["no further argument b.yaml"]),
