@@ -7,6 +7,7 @@ from html import escape
 from string import Template
 
 from ullage.report import words
+from ullage.report.page import begun
 from ullage.report.show_words import cell, total
 from ullage.report.words import AFTER, PASSES, share
 from ullage.techniques.gantt import Gantt, Slot
@@ -146,18 +147,7 @@ table{border-collapse:collapse}td,th{padding:3px 10px 3px 0;border-bottom:1px so
 th{font-weight:400;color:var(--faint)}
 """
 
-PAGE = Template(f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$facts</p>
-<p>One step, $span. At the end of each line the share in which the stage waits. $detail
+PAGE = Template(f"""{begun(_STYLE)}<p>One step, $span. At the end of each line the share in which the stage waits. $detail
 <i class="forward"></i>forward<i class="backward"></i>backward<i class="after"></i>$after</p>
 <svg viewBox="0 0 1200 $height" role="img" aria-label="The passes of each pipeline stage over time">
 $chart

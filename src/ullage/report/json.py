@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ullage.errors import Unsupported
-from ullage.timing.step import step_time
+from ullage.timing.step import StepTime, time_or_why
 
 if TYPE_CHECKING:
     from ullage.engines.estimate import Estimate
@@ -82,11 +81,10 @@ def estimate(answer: Estimate) -> dict[str, object]:
 
 def _time(answer: Estimate) -> tuple[dict[str, object], list[str]]:
     """The step's time by part, and a warning where it is not known."""
-    try:
-        found = step_time(answer.job)
-    except Unsupported as error:
+    found = time_or_why(answer.job)
+    if not isinstance(found, StepTime):
         nothing: dict[str, object] = {"step_s": None, "tokens_per_s_per_gpu": None, "mfu": None, "parts": {}}
-        return nothing, [f"time is not predicted: {error}"]
+        return nothing, [f"time is not predicted: {found}"]
     return {
         "step_s": found.step_s,
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,

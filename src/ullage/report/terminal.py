@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.engines.estimate import Estimate, RankEstimate
-from ullage.errors import Unsupported
 from ullage.memory.ledger import Line, by_category
 from ullage.report import words
 from ullage.report.console import PLAIN_WIDTH, heading
 from ullage.report.words import in_gib, share
-from ullage.timing.step import step_time
+from ullage.timing.parts import PARTS
+from ullage.timing.step import StepTime, time_or_why
 
 STYLES = {"fits": "bold white on green", "tight": "bold black on yellow", "oom": "bold white on red"}
 MOST_LINES = 4  # of one category
@@ -170,34 +170,17 @@ def outside(estimate: Estimate) -> Iterator[RenderableType]:
     yield indented(table)
 
 
-PARTS = {
-    "matmul": "matrix multiplications",
-    "attention": "attention",
-    "memory": "kernels bound by memory bandwidth",
-    "recompute": "recomputation",
-    "tp": "waiting for tensor parallelism",
-    "cp": "waiting for context parallelism",
-    "ep": "waiting for expert parallelism",
-    "shard": "waiting for gathers and reductions of shards",
-    "dp": "waiting for data parallelism",
-    "gradients": "gradients added up, zeroed and checked",
-    "optimizer": "optimizer",
-    "offload": "waiting for copies to the host and back",
-    "bubble": "pipeline bubble and sends",
-}
-
-
 def step(estimate: Estimate) -> Iterator[RenderableType]:
-    """A step's time by part, where it is known."""
-    try:
-        found = step_time(estimate.job)
-    except Unsupported:
+    """A step's time by part, or why it is not known."""
+    found = time_or_why(estimate.job)
+    if not isinstance(found, StepTime):
+        yield heading("Time of a step", f"not predicted: {found}")
         return
     rate = f"{found.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {100 * found.mfu:.1f} % of the peak (MFU)"
     yield heading("Time of a step", f"{found.step_s:.3f} s, {rate}; data loading left out")
     table = _table("name", "number", "number")
     for name, seconds in sorted(found.parts, key=lambda part: -part[1]):
-        table.add_row(Text(PARTS.get(name, name)), Text(f"{seconds:.3f} s"), Text(share(seconds, found.step_s)))
+        table.add_row(Text(PARTS[name]), Text(f"{seconds:.3f} s"), Text(share(seconds, found.step_s)))
     yield indented(table)
 
 

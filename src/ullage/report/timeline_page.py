@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from string import Template
 
+from ullage.report.page import begun
+
 _LIGHT = (
     "#3b6ea8", "#8c9db5", "#d9822b", "#7a4fa3", "#3d9970", "#1aa3b8", "#c2407a", "#e3b341", "#8a6d4b", "#6b8e23", "#777777",
 )  # fmt: skip
@@ -102,18 +104,7 @@ if (data.x.length) {
 }
 """
 
-PAGE = Template(f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$facts</p>
-<p>Peak: <b>$peak</b></p>
+PAGE = Template(f"""{begun(_STYLE)}<p>Peak: <b>$peak</b></p>
 <figure>
 <svg viewBox="0 0 1200 $height" tabindex="0" role="img" aria-label="Memory over time, by category. Peak: $peak">
 $plot

@@ -18,7 +18,8 @@ from ullage.techniques.rank import OneRank
 from ullage.techniques.told import Column, Part, Shown, Value, unused
 from ullage.timing.blocks import pass_parts, work_again
 from ullage.timing.ops import block_work
-from ullage.timing.step import Stage, step_time
+from ullage.timing.stage import Stage
+from ullage.timing.step import step_time
 from ullage.timing.work import OpWork, Pass
 
 _MODES = {PLAIN: "keeps all", CHECKPOINT: "keeps its input", SELECTIVE: "keeps what the policy says"}

@@ -8,7 +8,7 @@ from ullage.job.job import Job
 from ullage.techniques.exchanges import COLUMNS, PAYLOAD, SECONDS, kind, of, row, wire_bytes
 from ullage.techniques.rank import OneRank
 from ullage.techniques.told import Column, Part, Shown, unused
-from ullage.timing.step import Stage
+from ullage.timing.stage import Stage
 from ullage.timing.transfers import Transfer
 
 JOINTLY = "jointly"

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ullage.frozen import frozen
 from ullage.schedule.base import Kind
-from ullage.timing.step import Order, Stage
+from ullage.timing.stage import Stage
+from ullage.timing.step import Order
 
 
 class Slot(NamedTuple):

@@ -15,7 +15,8 @@ from ullage.memory.program import locate_peak
 from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.graph import Graph
-from ullage.timing.step import Stage, stages
+from ullage.timing.stage import Stage
+from ullage.timing.step import stages
 from ullage.timing.transfers import Transfer, transfers
 
 

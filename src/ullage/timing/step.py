@@ -5,41 +5,22 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from ullage.calibration.memory import MemoryKind
-from ullage.calibration.overlap import contention
-from ullage.engines.base import context_of, flag
-from ullage.engines.megatron.accounting import recompute_group
+from ullage.engines.base import context_of
 from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen
-from ullage.job.bind import local_numel
 from ullage.job.job import Job
-from ullage.kernels.step import Context
-from ullage.memory.chunk import Replayer, stream_bytes
-from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
-from ullage.model.graph import STREAM, Block, Graph, Tensor
+from ullage.model.graph import Graph
 from ullage.schedule import Action, finish_times
-from ullage.timing import offload, states
-from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
-from ullage.timing.gradients import (
-    accumulated_bytes,
-    accumulates,
-    asynchronous,
-    copied_in_bytes,
-    copied_out_bytes,
-    once_bytes,
-)
-from ullage.timing.machine import exchange_cost, moved_s, peak_flops_per_s
-from ullage.timing.optimizer import optimizer_s, stepped
-from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.work import Exchange
+from ullage.timing import offload
+from ullage.timing.machine import peak_flops_per_s
+from ullage.timing.stage import Stage, send_s
 
 
 @frozen
@@ -66,17 +47,6 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     _refuse(job)
     context = context_of(job, graph)
     return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
-
-
-def place_of(job: Job) -> Place:
-    """Where the blocks of a job run."""
-    return Place(
-        cluster=job.cluster,
-        layout=job.layout,
-        attention=job.attention,
-        asynchronous=asynchronous(job),
-        accumulates=accumulates(job),
-    )
 
 
 def _refuse(job: Job) -> None:
@@ -130,6 +100,14 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     )
 
 
+def time_or_why(job: Job) -> StepTime | Unsupported:
+    """What ``step_time`` answers or raises, for a reader who has use for either."""
+    try:
+        return step_time(job)
+    except Unsupported as error:
+        return error
+
+
 WARM = 3
 """Micro-batches, in numbers of pipeline stages, after which a schedule repeats itself."""
 
@@ -151,239 +129,3 @@ def _ends(job: Job, found: tuple[Stage, ...]) -> list[float]:
 def _simulated(job: Job, found: tuple[Stage, ...], micro_batches: int) -> list[float]:
     shorter = replace(job, data=replace(job.data, grad_accum=micro_batches))
     return [mine[-1] for mine in order(shorter, found).ends_s]
-
-
-def sent_on(job: Job, context: Context) -> Exchange | None:
-    """What a rank of a pipeline stage hands to its neighbour, forward or backward; None without a pipeline."""
-    if job.layout.pp == 1:
-        return None
-    stream = stream_bytes(Tensor(name="stream", dims=STREAM), context)
-    parts = job.layout.tp if gathered_on(job, context) else 1
-    return Exchange(kind="send", axis="pp", payload_bytes=-(-stream // parts))
-
-
-def gathered_on(job: Job, context: Context) -> Exchange | None:
-    """Where every rank of a tensor-parallel group has the same stream, each sends a part, which the next stage gathers (Megatron-LM
-    p2p_communication.py, scatter_gather_tensors_in_pipeline; DeepSpeed runtime/pipe/engine.py, PartitionedTensor)."""
-    if job.layout.pp == 1 or job.layout.tp == 1 or context.sp or context.stack != "megatron":
-        return None
-    stream = stream_bytes(Tensor(name="stream", dims=STREAM), context)
-    return Exchange(kind="all_gather", axis="tp", payload_bytes=stream)
-
-
-def send_s(job: Job, context: Context) -> float:
-    """Seconds from one pipeline stage to the next; nothing without a pipeline."""
-    found = sent_on(job, context), gathered_on(job, context)
-    return sum(exchange_cost(job, one).seconds for one in found if one is not None)
-
-
-@frozen
-class PassTime:
-    """Of one chunk of one rank, one micro-batch. The first forward may gather what later ones find, the last backward reduce for all."""
-
-    first_forward_s: float
-    forward_s: float
-    backward_s: float
-    last_backward_s: float
-
-    def step_s(self, micro_batches: int) -> float:
-        return self.first_forward_s + self.last_backward_s + (micro_batches - 1) * (self.forward_s + self.backward_s)
-
-
-class Stage:
-    """One pipeline rank: its chunks' times, and what it does once a step."""
-
-    def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
-        self.job, self.graph, self.context, self.rank = job, graph, context, rank
-        self.place = place_of(job)
-        replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
-        self.numels: dict[Block, int] = {}
-        self.left: dict[Block, float] = {}
-        self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
-        self.slower = contention(job.cluster.device).slowdown - 1.0
-        self.runs = [self._runs(at) for at in range(len(rank.chunks))]
-        self.times = [self._chunk(at) for at in range(len(rank.chunks))]
-        self.bare = self.times
-        if offload.offloads(job):
-            self.bare = [self._chunk(at, hosted=False) for at in range(len(rank.chunks))]
-        self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
-        self.outside = self._once()
-
-    @property
-    def parts(self) -> Parts:
-        """Seconds of a step by part, but for the bubble."""
-        return added((self.inside, self.outside))
-
-    def seconds(self, action: Action, last: int) -> float:
-        """last: the step's last micro-batch."""
-        time = self.times[action.chunk]
-        if action.kind == "F":
-            return time.forward_s if action.micro_batch else time.first_forward_s
-        return time.backward_s if action.micro_batch < last else time.last_backward_s
-
-    # -- one micro-batch
-
-    def _runs(self, at: int) -> list[tuple[Block, BlockTime, int]]:
-        """Blocks in order, equal neighbours together: block, its time, how many. Layers share one block, so that telling them apart
-        compares no blocks."""
-        found: list[tuple[Block, BlockTime, int]] = []
-        before: tuple[int, str] | None = None
-        for element in self.elements[at]:
-            key = id(element.block), element.mode
-            if key == before:
-                block, time, count = found[-1]
-                found[-1] = block, time, count + element.size
-            else:
-                time = block_time(element.block, self.context, self.place, element.mode, self.job.recompute)
-                found.append((element.block, time, element.size))
-                self.left[element.block] = offload.left_s(self.job, self.context, element)
-            before = key
-        return found
-
-    def _forward_s(self, at: int, *, gathers: bool, hosted: bool) -> float:
-        """hosted: with all that is copied from and to the host."""
-        if not states.is_sharded(self.job):
-            return sum(
-                self._run_s(block, time.forward.total_s, hosted=hosted) * count for block, time, count in self.runs[at]
-            )
-        wrapped = []
-        for block, time, count in self.runs[at]:
-            one = Wrapped(
-                compute_s=self._run_s(block, time.forward.total_s, hosted=hosted)
-                + (self._copied_out_s(block) if gathers else 0.0),
-                gather_s=self._gather_s(block, hosted=hosted, both=False) if gathers else 0.0,
-                hindered_s=self.slower * time.forward.of(COMPUTE),
-            )
-            wrapped += [one] * count
-        return forward_s(wrapped)
-
-    def _backward_s(self, at: int, *, reduces: bool, hosted: bool) -> float:
-        if not states.is_sharded(self.job):
-            return sum(
-                self._run_s(block, time.backward_s, hosted=hosted) * count for block, time, count in self.runs[at]
-            )
-        again = states.gathered_again(self.job, self.graph, self.rank, at)
-        beside = offload.is_beside(self.job)
-        wrapped = []
-        for block, time, count in reversed(self.runs[at]):
-            copied = self._gradients_s(block) if reduces and hosted else 0.0
-            one = Wrapped(
-                compute_s=self._run_s(block, time.backward_s, hosted=hosted)
-                + (self._copied_out_s(block) if block.name in again else 0.0)
-                + (0.0 if beside else copied),
-                gather_s=self._gather_s(block, hosted=hosted, both=True) if block.name in again else 0.0,
-                reduce_s=(self._reduce_s(block) if reduces else 0.0) + (copied if beside else 0.0),
-                hindered_s=self.slower * time.backward_matmul_s,
-            )
-            wrapped += [one] * count
-        return backward_s(wrapped)
-
-    def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
-        """One block's pass, what its neighbour leaves on the host copied beside it."""
-        return max(compute_s, self.left[block]) if hosted else compute_s
-
-    def _chunk(self, at: int, *, hosted: bool = True) -> PassTime:
-        resident = states.resident(self.job)
-        each = states.reductions(self.job) == self.job.data.grad_accum
-        summed = self._summed_s(at)
-        first = self._forward_s(at, gathers=True, hosted=hosted)
-        last = self._backward_s(at, reduces=not resident, hosted=hosted) + summed
-        if hosted and not states.is_sharded(self.job):
-            last += self._taken_s(last)
-        return PassTime(
-            first_forward_s=first,
-            forward_s=self._forward_s(at, gathers=False, hosted=hosted) if resident else first,
-            backward_s=last if each or resident else self._backward_s(at, reduces=False, hosted=hosted) + summed,
-            last_backward_s=last,
-        )
-
-    def _taken_s(self, backward_s: float) -> float:
-        """What a backward waits for its reduced gradients' way to the host, where parameters are whole."""
-        copied = offload.gradients_s(self.job, stepped(self.job, self.rank))
-        return max(0.0, copied - backward_s) if offload.is_beside(self.job) else copied
-
-    def _parts(self, at: int) -> Parts:
-        """Of all micro-batches."""
-        found, micro_batches = self.runs[at], self.job.data.grad_accum
-        busy = added((time.forward + time.backward).times(count) for _, time, count in found).times(micro_batches)
-        again = micro_batches * sum(time.recompute.total_s * count for _, time, count in found)
-        summed = micro_batches * self._summed_s(at)
-        bare = self.bare[at].step_s(micro_batches)
-        hosted = self.times[at].step_s(micro_batches) - bare
-        waits = bare - busy.total_s - again - summed
-        items = (("recompute", again), ("gradients", summed), ("shard", waits), ("offload", hosted))
-        return busy + Parts(items=items)
-
-    def _summed_s(self, at: int) -> float:
-        """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
-        if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
-            return 0.0
-        numel = sum(self._numel(block) * count for block, _, count in self.runs[at])
-        return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
-
-    def _numel(self, block: Block) -> int:
-        if block not in self.numels:
-            params = (param for param in block.params if not param.buffer)
-            self.numels[block] = sum(local_numel(self.graph, param, self.job.layout) for param in params)
-        return self.numels[block]
-
-    def _moved_s(self, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
-        return moved_s(self.job.cluster.device, moved_bytes, kind)
-
-    # -- sharded parameters
-
-    def _gather_s(self, block: Block, *, hosted: bool, both: bool) -> float:
-        fetched = offload.fetched_s(self.job, self._shard_numel(block), both=both) if hosted else 0.0
-        return fetched + self._sent_s(states.gathers(self.job, self.graph, block))
-
-    def _gradients_s(self, block: Block) -> float:
-        return offload.gradients_s(self.job, self._shard_numel(block))
-
-    def _shard_numel(self, block: Block) -> float:
-        return states.shard_numel(self.job, self.graph, block)
-
-    def _reduce_s(self, block: Block) -> float:
-        sent = states.reduced(self.job, self.graph, block)
-        if not sent:
-            return 0.0
-        copied = self._numel(block) * copied_in_bytes(self.job, self.context.compute)
-        return self._sent_s(sent) + self._moved_s(copied, "copy")
-
-    def _copied_out_s(self, block: Block) -> float:
-        if not states.gathers(self.job, self.graph, block):
-            return 0.0
-        return self._moved_s(self._numel(block) * copied_out_bytes(self.job, self.context.compute), "copy")
-
-    def _sent_s(self, found: Iterable[Exchange]) -> float:
-        return sum(exchange_cost(self.job, one).seconds for one in found)
-
-    # -- once a step
-
-    def _once(self) -> Parts:
-        items = [
-            ("optimizer", optimizer_s(self.job, self.rank)),
-            ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
-            ("offload", offload.returned_s(self.job, stepped(self.job, self.rank))),
-        ]
-        if not states.is_sharded(self.job):
-            numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)
-            items.append(("gradients", self._moved_s(numel * once_bytes(self.job))))
-        if states.resident(self.job):
-            blocks = (one.block for elements in self.elements for one in elements for _ in range(one.size))
-            items.append(("shard", sum(map(self._reduce_s, blocks))))
-        return Parts(items=tuple(item for item in items if item[1]))
-
-    def replicas(self) -> Iterator[tuple[Exchange, int, float]]:
-        """(exchange, times a step, seconds that each is waited for): gradients reduced and, of sharded states, parameters gathered.
-
-        Where the engine overlaps them, the last backward and the first forward hide what they can.
-        """
-        options = self.job.engine.options
-        overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
-        gathers = flag(options, "overlap_param_gather", False)
-        last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
-        first = min(time.first_forward_s for time in self.times) if gathers else 0.0
-        for one in states.replica_reductions(self.job, self.rank):
-            yield one, states.reductions(self.job), max(0.0, self._sent_s([one]) - last)
-        for one in states.replica_gathers(self.job, self.rank):
-            yield one, 1, max(0.0, self._sent_s([one]) - first)

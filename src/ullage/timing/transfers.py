@@ -17,7 +17,7 @@ from ullage.timing import states
 from ullage.timing.blocks import sendings, work_again
 from ullage.timing.machine import exchange_cost, exchange_group
 from ullage.timing.ops import block_work
-from ullage.timing.step import Stage, gathered_on, sent_on
+from ullage.timing.stage import Stage, gathered_on, sent_on
 from ullage.timing.work import Exchange, OpWork
 
 Phase = Literal["forward", "recompute", "backward", "step"]
