@@ -10,7 +10,7 @@ import sys
 import time
 
 from ullage.planner.search import Search
-from ullage.planner.space import bases, wanted
+from ullage.planner.wanted import bases, wanted
 
 SPACES = {
     "llama-3.1-405b": {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ullage.planner.search import Search, Strategy, Value
-from ullage.planner.space import bases, wanted
+from ullage.planner.wanted import bases, wanted
 
 
 @dataclass

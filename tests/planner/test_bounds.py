@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.planner.following import followed, following
 
@@ -9,8 +11,9 @@ from ullage.engines.estimate import rank_peak
 from ullage.engines.registry import ranks_of
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.planner.bounds import again_s, modes
-from ullage.planner.copies import changed
-from ullage.planner.costs import FULL, NONE, ShapeCosts, _kept_by
+from ullage.planner.costs import ShapeCosts, _kept_by
+from ullage.planner.search import Cut
+from ullage.planner.space import FULL, NONE
 from ullage.planner.stages import flights
 from ullage.timing.blocks import block_time
 
@@ -54,7 +57,7 @@ def test_no_rank_keeps_less_than_the_bound(name: str, engine: str) -> None:
     for one in followed(search, MANY):
         strategy, graph = one.strategy, one.strategy.base.graph
         recompute = strategy.family.kinds[one.at]
-        job = changed(strategy.job, recompute=recompute)
+        job = replace(strategy.job, recompute=recompute)
         room = search._room[id(strategy.base)]
         for rank, stage in list(zip(ranks_of(job, graph), strategy.stages, strict=True))[:3]:
             peak, _ = rank_peak(job, graph, rank)
@@ -69,10 +72,9 @@ def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: s
         strategy = one.strategy
         first = search._first_that_may_fit(strategy)
         recompute = strategy.family.kinds[first]
-        again = search._layers_again(
-            strategy.base, strategy.costs, strategy.stages, [strategy.job], flights(strategy.job),
-            strategy.family.kinds[0],
-        )  # fmt: skip
+        job = strategy.job
+        cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), family=strategy.family)
+        again = search._layers_again(cut, strategy.stages, [job], flights(job))
         if again is None or recompute.kind not in ("none", "layers", "full"):
             continue
         for stage, layers in zip(strategy.stages, again, strict=True):
@@ -101,7 +103,7 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
     search = following(space(name), engine, seed=8, exhaustive=False)
     grids = list(search._grids(search.bases[0]))
     for grid in search.rng.sample(grids, min(MANY, len(grids))):
-        for job in search.rng.sample(shapes := search._shapes(search.bases[0], grid.job), min(3, len(shapes))):
+        for job in search.rng.sample(shapes := search.space.shapes(search.bases[0], grid.job), min(3, len(shapes))):
             micro_batch = job.data.micro_batch
             dense, least, whole = grid.dense_s(micro_batch), grid.least_s(micro_batch), ShapeCosts(grid, job).whole_s
             assert 0 < dense <= least * SLACK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ullage
-from ullage.errors import Contradiction, Infeasible, InvalidInput, UllageError
+from ullage.errors import Contradiction, Infeasible, InvalidInput, UllageError, Unsupported
 from ullage.planner.goals import GOALS, effort, smaller
 from ullage.timing.step import step_time
 
@@ -47,6 +47,25 @@ def test_the_simplest_takes_least_effort(fastest: ullage.Planned) -> None:
     simple = ullage.plan(SMALL, engines=("fsdp2", "megatron", "ddp"), goal="simplest", top=1).plans[0]
     assert effort(simple.job) <= min(effort(one.job) for one in fastest.plans)
     assert simple.job.engine.name == "ddp"
+
+
+def test_a_schedule_that_is_written_runs() -> None:
+    job = small(engine={"name": "fsdp2"}, layout={"pp": 2, "schedule": "gpipe"})
+    for one in ullage.plan(job).plans:
+        assert (one.job.layout.pp, one.job.layout.vpp, one.job.layout.schedule) == (2, 1, "gpipe")
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "dualpipev"])
+def test_a_schedule_whose_time_is_not_known_is_said(schedule: str) -> None:
+    with pytest.raises(Unsupported, match="not modelled yet"):
+        ullage.plan(small(engine={"name": "fsdp2"}, layout={"schedule": schedule}))
+
+
+def test_what_limits_the_simplest_is_of_its_own_search(fastest: ullage.Planned) -> None:
+    """Its whole batch is in one pass and nothing is recomputed: more memory would make it no simpler."""
+    simple = next(one for one in fastest.plans if one.name == "simplest")
+    assert (simple.job.data.grad_accum, simple.job.recompute.kind) == (1, "none")
+    assert simple.limited_by != "memory"
 
 
 def test_keys_that_are_written_stay(fastest: ullage.Planned) -> None:

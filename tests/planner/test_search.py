@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ullage.planner.goals import goal
 from ullage.planner.search import Search
-from ullage.planner.space import bases, wanted
+from ullage.planner.wanted import bases, wanted
 
 H100 = "H100-SXM-80GB"
 GPT2 = {"model": "gpt2", "cluster": f"4x{H100}", "data": {"seq_len": 1024, "global_batch": 8, "micro_batch": 2}}
@@ -53,3 +54,16 @@ def test_bounded_and_exhaustive_agree(name: str) -> None:
     assert exhaustive.counts.pruned == 0
     assert exhaustive.counts.space == exhaustive.counts.evaluated + exhaustive.counts.infeasible
     assert bounded.counts.evaluated + bounded.counts.infeasible <= bounded.counts.space
+
+
+@pytest.mark.parametrize("name", ["simplest", "cheapest", "fewest-gpus"])
+def test_every_goal_is_bounded_as_it_is_exactly(name: str) -> None:
+    """DeepSpeed beside DDP: a bound must not count a stage that is still open."""
+    doc = GPT2 | {"layout": {"cp": 1, "tp": 1}, "offload": {"optimizer": "none"}}
+    values = []
+    for exhaustive in (False, True):
+        want = wanted({"schema": 1, **doc}, (), ("deepspeed", "ddp"))
+        found, _ = bases(want)
+        (best,) = Search(want=want, bases=found, goal=goal(name), exhaustive=exhaustive).run()
+        values.append(best.value)
+    assert values[0] == values[1]

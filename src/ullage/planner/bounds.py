@@ -18,7 +18,8 @@ from ullage.engines.interval import LEAST_ABOVE
 from ullage.frozen import frozen
 from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
-from ullage.planner.costs import FULL, NONE, ShapeCosts
+from ullage.planner.costs import ShapeCosts
+from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.stages import Counts, Stage, flights
 from ullage.planner.states import bytes_per_element
 from ullage.timing.gradients import accumulated_bytes, once_bytes
@@ -241,17 +242,16 @@ class MemoryBound:
         return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
 
     def layers_again(
-        self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, recompute: Recompute
+        self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, family: Family
     ) -> int | None:
         """The fewest layers of a chunk that are recomputed; None: even all is not enough.
 
-        in_flight: forwards of one of its chunks; states_bytes: what it holds beside them. Both at the least. recompute: whether its layers
-        may be recomputed one by one (none), or as it says.
+        in_flight: forwards of one of its chunks; states_bytes: what it holds beside them. Both at the least.
         """
-        over = states_bytes + in_flight * chunk_bytes(costs, stage, recompute) - self.room_bytes
+        over = states_bytes + in_flight * chunk_bytes(costs, stage, family.kinds[0]) - self.room_bytes
         if over <= 0:
             return 0
-        if recompute.kind != "none":
+        if not family.layered:
             return None
         plain, checkpointed = costs.kept(NONE), costs.kept(FULL)
         saved = in_flight * max(

@@ -2,15 +2,12 @@
 
 A *grid* is a choice of the degrees that divide a block (tensor, sequence, context, expert parallelism) with a loss; a *shape* is a grid
 with a micro-batch. How many blocks a rank has, how often it runs them and what is divided over replicas is arithmetic on top.
-
-A block's ops and tensors grow evenly with the micro-batch: what the work of one and of two sequences is says what it is of any number.
-Seconds are then looked up for the matmuls that come out, whose efficiency does not grow evenly.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
@@ -24,15 +21,17 @@ from ullage.memory.block import GradRule
 from ullage.memory.chunk import PLAIN, SELECTIVE, Replayer
 from ullage.memory.rank import Chunk
 from ullage.model.graph import Block, Graph, Param, Run
-from ullage.planner.copies import with_micro_batch
+from ullage.planner.growing import Growing, LookedUp
+from ullage.planner.space import NONE
 from ullage.timing import states
-from ullage.timing.blocks import Place, block_time, pass_s
+from ullage.timing.blocks import block_time
 from ullage.timing.machine import exchange_cost
 from ullage.timing.ops import block_work, dense_work, unlowered_work
-from ullage.timing.step import place_of, send_s
-from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass
+from ullage.timing.stage import place_of, send_s
+from ullage.timing.work import Exchange, OpWork
 
-NONE, FULL = Recompute(), Recompute(kind="full")
+Both = tuple[Growing, Growing]
+
 _RULE = GradRule(mode="add")
 
 
@@ -69,21 +68,24 @@ class GridCosts:
 
     @cached_property
     def contexts(self) -> tuple[Context, Context]:
-        one, two = (context_of(with_micro_batch(self.job, number), self.graph) for number in (1, 2))
+        one, two = (
+            context_of(replace(self.job, data=replace(self.job.data, micro_batch=number)), self.graph)
+            for number in (1, 2)
+        )
         return one, two
 
     @cached_property
-    def works(self) -> list[_Both]:
+    def works(self) -> list[Both]:
         """Of each kind, its forward and its backward."""
         return self._grown(block_work, attrgetter("works"))
 
     @cached_property
-    def _unlowered(self) -> list[_Both]:
+    def _unlowered(self) -> list[Both]:
         """The same without what only moves through memory."""
         return self._grown(unlowered_work, attrgetter("_unlowered"))
 
     @cached_property
-    def _dense(self) -> list[_Both]:
+    def _dense(self) -> list[Both]:
         """Of these what is the same under any expert parallelism."""
         return self._grown(dense_work, attrgetter("_dense"))
 
@@ -99,15 +101,15 @@ class GridCosts:
             self._dense_s[micro_batch] = self._sum_s(self._dense, micro_batch)
         return self._dense_s[micro_batch]
 
-    def _sum_s(self, works: list[_Both], micro_batch: int) -> float:
+    def _sum_s(self, works: list[Both], micro_batch: int) -> float:
         return sum(times * sum(one.seconds(micro_batch) for one in works[kind]) for kind, times, _ in self.runs)
 
     def _grown(
-        self, work: Callable[[Block, Context, bool], tuple[OpWork, ...]], of: Callable[[GridCosts], list[_Both]]
-    ) -> list[_Both]:
+        self, work: Callable[[Block, Context, bool], tuple[OpWork, ...]], of: Callable[[GridCosts], list[Both]]
+    ) -> list[Both]:
         """of: the same of another grid."""
         found = []
-        looked_up: _LookedUp = {}
+        looked_up: LookedUp = {}
         for kind, block in enumerate(self.kinds):
             known = self._known[kind]
             if known is not None:
@@ -120,8 +122,8 @@ class GridCosts:
             backward = [(a.backward, b.backward) for a, b in pairs]
             found.append(
                 (
-                    _Growing(forward, self.place, looked_up, backward=False, beside=beside[0]),
-                    _Growing(backward, self.place, looked_up, backward=True, beside=beside[1]),
+                    Growing(forward, self.place, looked_up, backward=False, beside=beside[0]),
+                    Growing(backward, self.place, looked_up, backward=True, beside=beside[1]),
                 )
             )
         return found
@@ -173,142 +175,6 @@ class GridCosts:
 
 def _has_loss(block: Block) -> bool:
     return any(op.kind == "loss" or op.name.endswith("lm_head") for op in block.ops)
-
-
-_Pair = tuple[Pass, Pass]
-
-
-class _Growing:
-    """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear.
-
-    beside: the same block under other expert parallelism, of which the passes that are the same are looked up once. looked_up: what the
-    grid's other blocks have looked up.
-    """
-
-    def __init__(
-        self,
-        pairs: list[_Pair],
-        place: Place,
-        looked_up: _LookedUp,
-        *,
-        backward: bool,
-        beside: _Growing | None = None,
-    ) -> None:
-        self._pairs, self._place, self._backward = pairs, place, backward
-        self._parts: dict[tuple[int, ...], _Growing] = {}
-        self._known: dict[int, float] = {}
-        places = beside._places if beside is not None else {}
-        same = tuple(places[pair] for pair in pairs if pair in places)
-        own = [pair for pair in pairs if pair not in places]
-        self._shared = beside._part(same) if beside is not None and same else None
-        self._looked_up = looked_up
-        counted = Counter(pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges)
-        self._passes = [(self._pass(pair), times) for pair, times in counted.items()]
-        moved = [
-            pass_s(
-                Pass(traffic=tuple(traffic for pair in own for traffic in pair[index].traffic)),
-                place,
-                backward=backward,
-            )
-            for index in (0, 1)
-        ]
-        self._first_s, self._each_s = moved[0], moved[1] - moved[0]
-
-    @cached_property
-    def _places(self) -> dict[_Pair, int]:
-        """Where each pass is that is the same under any expert parallelism."""
-        return {pair: at for at, pair in enumerate(self._pairs) if _knows_no_experts(pair)}
-
-    def _part(self, places: tuple[int, ...]) -> _Growing:
-        """Only these passes."""
-        if places not in self._parts:
-            pairs = [self._pairs[at] for at in places]
-            self._parts[places] = _Growing(pairs, self._place, self._looked_up, backward=self._backward)
-        return self._parts[places]
-
-    def seconds(self, micro_batch: int) -> float:
-        if micro_batch not in self._known:
-            self._known[micro_batch] = self._seconds(micro_batch)
-        return self._known[micro_batch]
-
-    def _seconds(self, micro_batch: int) -> float:
-        more = micro_batch - 1
-        found = self._first_s + self._each_s * more
-        if self._shared is not None:
-            found += self._shared.seconds(micro_batch)
-        for one, times in self._passes:
-            found += times * one.seconds(more)
-        return found
-
-    def _pass(self, pair: _Pair) -> _GrowingPass:
-        key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)
-        if key not in self._looked_up:
-            self._looked_up[key] = _GrowingPass(pair, self._place, backward=self._backward)
-        return self._looked_up[key]
-
-
-class _GrowingPass:
-    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first."""
-
-    def __init__(self, pair: _Pair, place: Place, *, backward: bool) -> None:
-        self._pair, self._place, self._backward = pair, place, backward
-        self._known: dict[int, float] = {}
-
-    def seconds(self, more: int) -> float:
-        if more not in self._known:
-            self._known[more] = pass_s(_between(*self._pair, more), self._place, backward=self._backward)
-        return self._known[more]
-
-
-def _knows_no_experts(pair: _Pair) -> bool:
-    """Whether what it sends goes where it goes under any expert parallelism."""
-    return all(one.axis in ("tp", "cp") for work in pair for one in work.exchanges)
-
-
-def _between(one: Pass, two: Pass, more: int) -> Pass:
-    """A pass of ``more`` sequences beyond the one, without its traffic."""
-    return Pass(
-        matmuls=tuple(_matmul(a, b, more) for a, b in zip(one.matmuls, two.matmuls, strict=True)),
-        attention=_attention(one.attention, two.attention, more),
-        exchanges=tuple(_exchange(a, b, more) for a, b in zip(one.exchanges, two.exchanges, strict=True)),
-    )
-
-
-def _matmul(a: Matmul, b: Matmul, more: int) -> Matmul:
-    return Matmul(
-        m=a.m + (b.m - a.m) * more,
-        n=a.n + (b.n - a.n) * more,
-        k=a.k + (b.k - a.k) * more,
-        dtype=a.dtype,
-        groups=a.groups + (b.groups - a.groups) * more,
-        accumulate=a.accumulate,
-        streams=a.streams,
-    )
-
-
-def _attention(a: Attention | None, b: Attention | None, more: int) -> Attention | None:
-    if a is None or b is None:
-        return None
-    return Attention(
-        batch=a.batch + (b.batch - a.batch) * more,
-        heads=a.heads,
-        head_dim=a.head_dim,
-        v_head_dim=a.v_head_dim,
-        queries=a.queries,
-        keys=a.keys,
-        causal=a.causal,
-        dtype=a.dtype,
-    )
-
-
-def _exchange(a: Exchange, b: Exchange, more: int) -> Exchange:
-    payload = a.payload_bytes + (b.payload_bytes - a.payload_bytes) * more
-    return Exchange(kind=a.kind, axis=a.axis, payload_bytes=payload, behind=a.behind, pieces=a.pieces)
-
-
-_Both = tuple[_Growing, _Growing]
-_LookedUp = dict[tuple[_Pair, bool], _GrowingPass]
-"""Passes, in a backward or not: different blocks have the same."""
 
 
 class ShapeCosts:

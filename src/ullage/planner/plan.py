@@ -12,15 +12,14 @@ from ullage.engines.estimate import Estimate
 from ullage.errors import Infeasible, InvalidInput, UllageError
 from ullage.frozen import frozen
 from ullage.job import fields
-from ullage.job.checks import violations
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.job.write import cluster_to_dict, job_to_dict
 from ullage.planner.goals import GOALS, ON_FEWER, goal, smaller
-from ullage.planner.reasons import faster_but_too_large, limited_by, lost_by, strategy, would_buy
-from ullage.planner.remedies import Remedy, changed, remedies
-from ullage.planner.search import Found, Search
-from ullage.planner.space import DEGREES, Base, Wanted, bases, cluster_of, wanted
+from ullage.planner.reasons import better_but_too_large, limited_by, lost_by, strategy, would_buy
+from ullage.planner.remedies import Remedy, remedies
+from ullage.planner.search import Found, Missed, Search, first_violation
+from ullage.planner.wanted import DEGREES, Base, Wanted, bases, cluster_of, wanted, with_keys
 from ullage.timing.step import StepTime
 from ullage.units import KIB, format_bytes
 
@@ -102,13 +101,12 @@ def plan(
     best = search.run()
     if not search.counts.space:
         raise _no_strategy(want, found)
-    if (
-        search.counts.refused == search.counts.space
-    ):  # no strategy exists, whatever the memory: the first reason stands for all
+    if search.counts.refused == search.counts.space:
+        # no strategy exists, whatever the memory: the first reason stands for all
         raise next(iter(search.reasons.values()))
     return Answer(
         goal=goal_name,
-        plans=_plans(goal_name, best, search, want, found, top),
+        plans=_plans(goal_name, best, search, top),
         evaluated=search.counts.evaluated,
         pruned=search.counts.pruned,
         infeasible=search.counts.infeasible,
@@ -146,7 +144,7 @@ def _bases(want: Wanted, goal_name: str) -> tuple[list[Base], dict[str, UllageEr
     every: list[Base] = []
     refused: dict[str, UllageError] = {}
     for part in smaller(whole):
-        found, why = bases(changed(want, {"cluster": cluster_to_dict(part)}))
+        found, why = bases(with_keys(want, {"cluster": cluster_to_dict(part)}))
         every += found
         refused = why if part == whole else {name: error for name, error in refused.items() if name in why}
     return every, refused
@@ -158,7 +156,7 @@ def _no_strategy(want: Wanted, found: list[Base]) -> UllageError:
     fixed = {name: want.fixed(name) for name in DEGREES if want.fixed(name) is not None}
     others = prod(value for name, value in fixed.items() if name in ("tp", "cp", "pp") and isinstance(value, int))
     layout = replace(job.layout, **{"dp": max(1, job.cluster.gpus // others), **fixed})  # type: ignore[arg-type]
-    broken = next((one for one in violations(replace(job, layout=layout)) if one.code != "warning"), None)
+    broken = first_violation(replace(job, layout=layout))
     if broken is not None:
         return broken.error()
     told = ", ".join(f"layout.{name} = {value}" for name, value in fixed.items())
@@ -170,29 +168,30 @@ def _no_strategy(want: Wanted, found: list[Base]) -> UllageError:
     )
 
 
-def _plans(
-    goal_name: str, best: list[Found], search: Search, want: Wanted, found: list[Base], top: int
-) -> tuple[Plan, ...]:
+def _plans(goal_name: str, best: list[Found], search: Search, top: int) -> tuple[Plan, ...]:
     if not best:
         return ()
     first = best[0]
-    told = [_told(goal_name, first, search, [*faster_but_too_large(first, search.missed), *would_buy(first)])]
-    told += [_told("runner-up", one, search, [lost_by(first, one)]) for one in best[1:]]
+    told = [_told(goal_name, first, search.missed, [*better_but_too_large(first, search.missed), *would_buy(first)])]
+    told += [_told("runner-up", one, search.missed, [lost_by(first, one)]) for one in best[1:]]
     if goal_name == "fastest" and top > 1:
-        simple = Search(want=want, bases=found, goal=goal("simplest")).run()
-        if simple and all(simple[0].job != one.job for one in best):
-            told.append(_told("simplest", simple[0], search, [lost_by(first, simple[0])]))
+        simplest = Search(want=search.want, bases=search.bases, goal=goal("simplest"))
+        told += [
+            _told("simplest", one, simplest.missed, [lost_by(first, one)])
+            for one in simplest.run()
+            if all(one.job != other.job for other in best)
+        ]
     return tuple(told)
 
 
-def _told(name: str, one: Found, search: Search, why: list[str]) -> Plan:
+def _told(name: str, one: Found, missed: Missed | None, why: list[str]) -> Plan:
     return Plan(
         name=name,
         strategy=strategy(one.job),
         job=read_job(job_to_dict(one.job)),
         time=one.time,
         estimate=one.estimate,
-        limited_by=limited_by(one, search.missed),
+        limited_by=limited_by(one, missed),
         why=tuple(why),
     )
 
@@ -213,7 +212,7 @@ def _anything_fits(want: Wanted, found: list[Base]) -> bool:
         smallest["recompute"] = "full"
     if want.micro_batch is None and want.grad_accum is None:
         smallest["data.micro_batch"] = 1
-    want = replace(changed(want, smallest), smallest=True)
+    want = replace(with_keys(want, smallest), smallest=True)
     found, _ = bases(want)
     return bool(Search(want=want, bases=found, goal=goal("fastest")).run())
 
@@ -222,7 +221,7 @@ def _longest(want: Wanted, found: list[Base]) -> tuple[Wanted, list[Base]]:
     """The request with the longest sequence that something fits with, told to GRAIN tokens."""
 
     def at(seq_len: int) -> tuple[Wanted, list[Base]] | None:
-        other = changed(want, {"data.seq_len": seq_len})
+        other = with_keys(want, {"data.seq_len": seq_len})
         some, _ = bases(other)
         return (other, some) if some and _anything_fits(other, some) else None
 

@@ -7,27 +7,12 @@ from dataclasses import replace
 
 from ullage.errors import UllageError
 from ullage.hardware.cluster import Cluster, Link
-from ullage.job.checks import violations
 from ullage.job.job import Job
-from ullage.planner.search import Found, Missed
+from ullage.planner.search import Found, Missed, first_violation
+from ullage.timing.parts import PARTS
 from ullage.timing.step import StepTime, step_time
 from ullage.units import format_bytes
 
-PARTS = {
-    "matmul": "matrix multiplications",
-    "attention": "attention",
-    "memory": "kernels bound by memory bandwidth",
-    "recompute": "recomputation",
-    "tp": "tensor-parallel exchanges",
-    "cp": "context-parallel exchanges",
-    "ep": "expert-parallel exchanges",
-    "shard": "gathers and reductions of shards",
-    "dp": "data-parallel exchanges",
-    "gradients": "adding up gradients",
-    "optimizer": "the optimizer",
-    "offload": "copies to and from the host",
-    "bubble": "the pipeline's bubble and sends",
-}
 _LEAST = 0.005
 """Of a step: smaller gains are not told."""
 
@@ -65,18 +50,18 @@ def _recompute(job: Job) -> str:
 
 
 def limited_by(found: Found, missed: Missed | None) -> str:
-    """Memory where something faster did not fit; else the part of the step that takes longest."""
+    """Memory where something better did not fit; else the part of the step that takes longest. missed: of the same goal."""
     if missed is not None and missed.value < found.value:
         return "memory"
     name, seconds = max(found.time.parts, key=lambda part: part[1])
-    return f"{PARTS.get(name, name)}, {100 * seconds / found.time.step_s:.0f} % of the step"
+    return f"{PARTS[name]}, {100 * seconds / found.time.step_s:.0f} % of the step"
 
 
-def faster_but_too_large(found: Found, missed: Missed | None) -> Iterator[str]:
+def better_but_too_large(found: Found, missed: Missed | None) -> Iterator[str]:
     if missed is not None and missed.value < found.value:
         job = missed.job
         over = missed.high_bytes - job.cluster.device.capacity_bytes
-        yield f"faster would be: {strategy(job)}; its high estimate is {format_bytes(over)} above the device's memory"
+        yield f"better, but too large: {strategy(job)}; its high estimate is {format_bytes(over)} above the device's memory"
 
 
 def lost_by(best: Found, other: Found) -> str:
@@ -85,7 +70,7 @@ def lost_by(best: Found, other: Found) -> str:
     mine, theirs = dict(best.time.parts), dict(other.time.parts)
     more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
     worst = sorted((name for name in more if more[name] > 0), key=lambda name: -more[name])[:2]
-    why = " and ".join(f"{PARTS.get(name, name)} (+{more[name]:.3g} s)" for name in worst)
+    why = " and ".join(f"{PARTS[name]} (+{more[name]:.3g} s)" for name in worst)
     if slower <= 0:
         return f"as fast as the first to {100 * abs(slower):.2g} %"
     return (
@@ -148,7 +133,7 @@ def _faster_inside(cluster: Cluster) -> Cluster:
 
 
 def _timed(job: Job) -> StepTime | None:
-    if any(one.code != "warning" for one in violations(job)):
+    if first_violation(job) is not None:
         return None
     try:
         return step_time(job)

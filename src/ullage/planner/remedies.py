@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ullage.frozen import FrozenMap, frozen
 from ullage.job.write import cluster_to_dict
-from ullage.planner.space import Base, Wanted, bases, cluster_of, wanted_of
+from ullage.planner.wanted import Base, Wanted, bases, cluster_of, with_keys
 
 MOST_NODES_FACTOR = 64
 LEAST_SEQUENCE = 128
@@ -30,30 +30,12 @@ def remedies(want: Wanted, fits: Fits) -> Iterator[Remedy]:
     yield from _more_gpus(want, fits)
     yield from _shorter(want, fits)
     yield from _freed(want, fits)
-    yield from _offloaded(want, fits)
 
 
 def _planned(want: Wanted, change: dict[str, object], fits: Fits) -> bool:
-    other = changed(want, change)
+    other = with_keys(want, change)
     found, _ = bases(other)
     return bool(found) and fits(other, found)
-
-
-def changed(want: Wanted, change: dict[str, object]) -> Wanted:
-    """The same request with some keys set, or left out (None)."""
-    values = want.document.as_dict()
-    for key, value in change.items():
-        section, _, name = key.rpartition(".")
-        inner = values
-        if section:
-            found = values.get(section)
-            inner = dict(found) if isinstance(found, dict) else {}
-            values[section] = inner
-        if value is None:
-            inner.pop(name, None)
-        else:
-            inner[name] = value
-    return wanted_of(values, want.engines)
 
 
 def _more_gpus(want: Wanted, fits: Fits) -> Iterator[Remedy]:
@@ -101,7 +83,7 @@ def _shorter(want: Wanted, fits: Fits) -> Iterator[Remedy]:
 
 _FREE = (
     "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.dp", "layout.vpp", "data.micro_batch", "engine.zero_stage",
-    "engine.name", "recompute", "loss",
+    "engine.name", "recompute", "loss", "offload",
 )  # fmt: skip
 
 
@@ -109,8 +91,3 @@ def _freed(want: Wanted, fits: Fits) -> Iterator[Remedy]:
     for key in _FREE:
         if key in want.written and _planned(want, {key: None}, fits):
             yield Remedy(what=f"{key} left free", change=FrozenMap({key: None}))
-
-
-def _offloaded(want: Wanted, fits: Fits) -> Iterator[Remedy]:
-    if "offload" not in want.written and _planned(want, {"offload": {"optimizer": "cpu"}}, fits):
-        yield Remedy(what="optimizer states in host memory", change=FrozenMap({"offload.optimizer": "cpu"}))

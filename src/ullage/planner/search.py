@@ -8,24 +8,22 @@ known to the end is the best of all: whatever is left has a bound that is no bet
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 
-from ullage.engines.base import context_of
 from ullage.engines.estimate import Estimate, estimate, rank_peak
 from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.pipeline import takes_turns
 from ullage.engines.registry import ranks_of
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import frozen
-from ullage.job.checks import violations
-from ullage.job.job import Data, Engine, Job, Layout, Recompute
-from ullage.kernels import stacks
+from ullage.job.checks import Violation, violations
+from ullage.job.job import Job, Layout, Recompute
 from ullage.memory.overhead import outside_allocator
 from ullage.model.graph import Graph
-from ullage.planner import space
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
@@ -39,11 +37,11 @@ from ullage.planner.bounds import (
     stage_times,
     step_bound_s,
 )
-from ullage.planner.copies import batched, changed, pipelined, with_micro_batch
-from ullage.planner.costs import NONE, GridCosts, ShapeCosts
-from ullage.planner.space import Base, Wanted
+from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.space import NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
+from ullage.planner.wanted import Base, Wanted
 from ullage.timing.states import is_sharded
 from ullage.timing.step import StepTime, step_time
 
@@ -93,13 +91,6 @@ class Counts:
 
 
 @frozen
-class Family:
-    """Recomputations of one kind, each slower and smaller than the one before."""
-
-    kinds: tuple[Recompute, ...]
-
-
-@frozen
 class Cut:
     """A shape over ``pp`` ranks, cut by rank. job: with its replicas and micro-batches; vpp yet open. engines: it under some stages."""
 
@@ -107,7 +98,7 @@ class Cut:
     costs: ShapeCosts
     job: Job
     engines: tuple[Job, ...]
-    families: tuple[Family, ...]
+    family: Family
 
 
 @frozen
@@ -153,7 +144,7 @@ class Search:
         self._queue: list[tuple[Value, int, Callable[[Value], Found | None]]] = []
         self._order = count()
         self._failed = 0
-        self._counted: dict[object, dict[int, int]] = {}
+        self.space = Space(self.want)
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
 
     # -- the queue
@@ -189,11 +180,11 @@ class Search:
     def _price(self, base: Base, grid: GridCosts) -> None:
         """A grid by the value where all ranks share what no expert does of its best shape's work."""
         known = []
-        for job in self._shapes(base, grid.job):
+        for job in self.space.shapes(base, grid.job):
             try:
                 known.append((self._shared(job, grid.dense_s(job.data.micro_batch)), job))
             except (Unsupported, Infeasible) as error:
-                self._refuse(job, error, self._count(base, job))
+                self._refuse(job, error, self.space.count(base, job))
         if known:
             jobs = [job for _, job in known]
             self._push(min(value for value, _ in known), partial(self._unlowered, base, grid, jobs))
@@ -204,7 +195,7 @@ class Search:
             try:
                 seconds = grid.least_s(job.data.micro_batch)
             except (Unsupported, Infeasible) as error:
-                self._refuse(job, error, self._count(base, job))
+                self._refuse(job, error, self.space.count(base, job))
                 continue
             self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
 
@@ -213,7 +204,7 @@ class Search:
         try:
             costs = ShapeCosts(grid, job)
         except (Unsupported, Infeasible) as error:
-            self._refuse(job, error, self._count(base, job))
+            self._refuse(job, error, self.space.count(base, job))
             return
         self._push(max(value, self._shared(job, costs.whole_s)), partial(self._piped, base, costs))
 
@@ -224,40 +215,39 @@ class Search:
 
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
-        for job in self._pipelines(base, costs.job):
+        for job in self.space.pipelines(base, costs.job):
             if _leaves_experts_over(job.layout):
-                broken = next(one for one in violations(job) if one.code != "warning")
-                self._refuse(
-                    job,
-                    broken.error(),
-                    sum(self._count_with(base, job, each) for each in self._possible_splits(base, job.layout.pp)),
-                )
+                broken = first_violation(job)
+                assert broken is not None
+                self._refuse(job, broken.error(), self.space.count_pipeline(base, job))
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
             self._push(max(value, self._value(job, seconds)), partial(self._cut, base, costs, job))
 
     def _cut(self, base: Base, costs: ShapeCosts, job: Job, value: Value) -> None:
         """A pipeline, cut over its ranks evenly and in the best way."""
-        for split in self._splits(base, costs, job):
-            one = job
-            if split:
-                one = changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
-            stages = stages_of(base.job, base.graph, one.layout.pp, 1, split)
+        cuts = self.space.cuts(base, job, self._best_split(costs, job))
+        self.counts.space += sum(self.space.count_cut(base, one) for one in cuts) - self.space.count_pipeline(base, job)
+        for one in cuts:
+            stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
             times = computing_s(costs, stages, NONE)
-            engines = tuple(changed(one, engine=engine) for engine in self._engines(base, one.layout))
-            self._push_cut(Cut(base=base, costs=costs, job=one, engines=engines, families=()), stages, times)
+            engines = self.space.engines(base, one)
+            seconds = _any_chunks_s(costs, one, times)
+            for family in self.space.families(base, one):
+                cut = Cut(base=base, costs=costs, job=one, engines=engines, family=family)
+                self._push(self._value(one, seconds), partial(self._held, cut, stages, times))
 
-    def _push_cut(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime]) -> None:
-        """A cut by its computing; with recomputation layer by layer, and with other kinds."""
-        seconds = _any_chunks_s(cut, times)
-        for families in filter(None, self._families(cut.base, cut.job.layout)):
-            one = replace(cut, families=families)
-            self._push(self._value(cut.job, seconds), partial(self._held, one, stages, times))
+    def _best_split(self, costs: ShapeCosts, job: Job) -> Split:
+        """None where it is the even one."""
+        if not self.space.has_best_cut(job):
+            return None
+        split = best_split(costs.layers_s, job.layout.pp, first_s=costs.first_s, last_s=costs.last_s)
+        return split if len(set(split)) > 1 else None
 
     def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], value: Value) -> None:
         """A cut with what it recomputes at least, if any way to divide states makes it fit; apart those that gather parameters around
         blocks, with what they send."""
-        base, costs, job, families = cut.base, cut.costs, cut.job, cut.families
+        costs, job = cut.costs, cut.job
         if self.exhaustive:
             self._push(value, partial(self._chunked, cut))
             return
@@ -265,9 +255,9 @@ class Search:
             one = replace(cut, engines=tuple(each for each in cut.engines if is_sharded(each) == sharded))
             if not one.engines:
                 continue
-            again = self._layers_again(base, costs, stages, one.engines, _under_1f1b(job), families[0].kinds[0])
+            again = self._layers_again(one, stages, one.engines, _under_1f1b(job))
             if again is None:
-                self.counts.infeasible += self._count_of(one)
+                self.counts.infeasible += sum(map(self._counted(one), self.space.chunked(cut.base, job)))
                 continue
             longer = [
                 longer_by(time, again_s(costs, stage, layers))
@@ -275,83 +265,67 @@ class Search:
             ]
             wired = stage_times(costs, stages, one.engines, NONE)
             slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
-            self._push(self._value(job, _any_chunks_s(one, slower)), partial(self._chunked, one))
+            self._push(self._value(job, _any_chunks_s(costs, job, slower)), partial(self._chunked, one))
+
+    def _counted(self, cut: Cut) -> Callable[[Job], int]:
+        """Strategies that a cut was counted with, by its number of chunks."""
+        return lambda chunked: len(cut.engines) * self.space.count_family(cut.base, chunked, cut.family)
 
     def _layers_again(
-        self,
-        base: Base,
-        costs: ShapeCosts,
-        stages: tuple[Stage, ...],
-        engines: Sequence[Job],
-        in_flight: Sequence[int],
-        recompute: Recompute,
+        self, cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[int]
     ) -> list[int] | None:
-        """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit.
-
-        recompute: the first of its family; where that is none, layers may be recomputed one by one.
-        """
-        room = self._room[id(base)]
+        """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit."""
+        room = self._room[id(cut.base)]
         found = []
         for stage in stages:
             layers: int | None = 0  # of equal ranks the later ones have less in flight
             if stage.first_of_kind:
-                held = Held(costs, stage)
+                held = Held(cut.costs, stage)
                 kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
                 layers = None
                 if end <= room.room_bytes:
-                    layers = room.layers_again(costs, stage, in_flight[stage.index], kept, recompute)
+                    layers = room.layers_again(cut.costs, stage, in_flight[stage.index], kept, cut.family)
             if layers is None:
                 return None
             found.append(layers)
         return found
 
     def _chunked(self, cut: Cut, value: Value) -> None:
-        """Every number of model chunks a rank, every way to divide states over replicas, every family of recomputation."""
-        base, costs = cut.base, cut.costs
-        for vpp in self._chunks(base, cut.job):
-            layout = cut.job.layout
-            layout = pipelined(layout, dp=layout.dp, pp=layout.pp, vpp=vpp, split=layout.pp_split)
-            job = changed(cut.job, layout=layout)
-            stages = stages_of(base.job, base.graph, layout.pp, vpp, layout.pp_split)
-            engines = len(cut.engines)
-            counted = engines * _recomputations(
-                cut.families, -(-max(layout.pp_split or (base.graph.layers // layout.pp,)) // vpp)
-            )
+        """Every number of model chunks a rank."""
+        base, costs, counted = cut.base, cut.costs, self._counted(cut)
+        for job in self.space.chunked(base, cut.job):
+            stages = stages_of(base.job, base.graph, job.layout.pp, job.layout.vpp, job.layout.pp_split)
             if not all(map(_all_chunks, stages)):
-                self.counts.infeasible += counted
+                self.counts.infeasible += counted(job)
                 continue
-            self.counts.space += engines * _recomputations(cut.families, _largest_chunk(stages)) - counted
+            one = replace(cut, job=job, family=_of_chunks(cut.family, stages))
+            self.counts.space += len(one.engines) * len(one.family.kinds) - counted(job)
             seconds = _steps_s(costs, job, computing_s(costs, stages, NONE))
-            self._push(max(value, self._value(job, seconds)), partial(self._sharded, cut, job, stages))
+            self._push(max(value, self._value(job, seconds)), partial(self._sharded, one, stages))
 
-    def _sharded(self, cut: Cut, job: Job, stages: tuple[Stage, ...], value: Value) -> None:
+    def _sharded(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
         """Every way to divide states over replicas."""
-        base, costs = cut.base, cut.costs
-        families = _of_chunks(cut.families, stages)
-        in_flight = flights(job)
+        costs, family = cut.costs, cut.family
+        in_flight = flights(cut.job)
         known: dict[Recompute, list[StageTime]] = {}
         for with_engine in cut.engines:
-            one = changed(job, engine=with_engine.engine)
-            strategies = [
-                Strategy(base=base, costs=costs, job=one, stages=stages, family=family) for family in families
-            ]
+            job = replace(cut.job, engine=with_engine.engine)
+            strategy = Strategy(base=cut.base, costs=costs, job=job, stages=stages, family=family)
             if self.exhaustive:
-                for strategy in strategies:
-                    for at in range(len(strategy.family.kinds)):
-                        self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
+                for at in range(len(family.kinds)):
+                    self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
                 continue
-            again = self._layers_again(base, costs, stages, [one], in_flight, families[0].kinds[0])
+            again = self._layers_again(cut, stages, [job], in_flight)
             if again is None:
-                self.counts.infeasible += sum(len(family.kinds) for family in families)
+                self.counts.infeasible += len(family.kinds)
                 continue
-            for strategy in strategies:  # all ranks recompute as many as the one that must recompute most
-                least = min(max(again), len(strategy.family.kinds) - 1)
-                recompute = strategy.family.kinds[least]
-                if is_sharded(one):
-                    times = stage_times(costs, stages, [one], recompute)
-                else:  # the same whatever the stage
-                    times = known[recompute] = known.get(recompute) or computing_s(costs, stages, recompute)
-                self._push(max(value, self._at_best(strategy, times)), partial(self._fitted, strategy))
+            # all ranks recompute as many as the one that must recompute most
+            recompute = family.kinds[min(max(again), len(family.kinds) - 1)]
+            if is_sharded(job):
+                times = stage_times(costs, stages, [job], recompute)
+            else:  # the same whatever the stage
+                times = known[recompute] = known.get(recompute) or computing_s(costs, stages, recompute)
+            self._push(max(value, self._at_best(strategy, times)), partial(self._fitted, strategy))
 
     def _fitted(self, strategy: Strategy, value: Value) -> None:
         """The first recomputation that a bound of memory leaves."""
@@ -362,14 +336,8 @@ class Search:
 
     def _first_that_may_fit(self, strategy: Strategy) -> int:
         """Each recomputation leaves less behind than the one before, so halving finds it."""
-        low, high = 0, len(strategy.family.kinds)
-        while low < high:
-            middle = (low + high) // 2
-            if self._may_fit(strategy, strategy.family.kinds[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        kinds = strategy.family.kinds
+        return bisect_left(kinds, True, key=lambda recompute: self._may_fit(strategy, recompute))
 
     def _may_fit(self, strategy: Strategy, recompute: Recompute) -> bool:
         room = self._room[id(strategy.base)]
@@ -391,9 +359,9 @@ class Search:
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
         """The exact time."""
-        job = changed(strategy.job, recompute=strategy.family.kinds[at])
+        job = replace(strategy.job, recompute=strategy.family.kinds[at])
         rest = 1 if self.exhaustive else len(strategy.family.kinds) - at
-        broken = next((one for one in violations(job) if one.code != "warning"), None)
+        broken = first_violation(job)
         if broken is not None:
             self._refuse(job, broken.error(), rest)
             return
@@ -432,175 +400,40 @@ class Search:
         return None
 
     def _first_that_fits(self, strategy: Strategy, low: int) -> int:
-        """By the exact account, which recomputing more layers is taken not to raise: halving, the smallest first."""
-        high = len(strategy.family.kinds)
-        middle = high - 1
-        while low < high:
-            if self._fits(strategy, middle):
-                high = middle
-            else:
-                low = middle + 1
-            middle = (low + high) // 2
-        return high
-
-    def _fits(self, strategy: Strategy, at: int) -> bool:
-        job, graph = changed(strategy.job, recompute=strategy.family.kinds[at]), strategy.base.graph
-        return not too_large(job, graph) and estimate(job, graph).verdict == "fits"
+        """By the exact account, which recomputing more layers is taken not to raise: the smallest first, then by halving."""
+        kinds = strategy.family.kinds
+        if not _fits(strategy, kinds[-1]):
+            return len(kinds)
+        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=lambda recompute: _fits(strategy, recompute))
 
     def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
         self.reasons.setdefault(job.engine.name, error)
         self.counts.infeasible += strategies
         self.counts.refused += strategies
 
-    # -- the space
-
     def _grids(self, base: Base) -> Iterator[GridCosts]:
-        """Degrees that divide blocks, with each loss."""
-        want, gpus = self.want, base.job.cluster.gpus
-        beside: dict[object, GridCosts] = {}
-        for tp in space.tensor_parallel(want, base, gpus):
-            if gpus % tp:
-                continue
-            for cp in space.degrees(want, "cp", gpus // tp):
-                for etp in space.degrees(want, "etp", tp) if _experts(base) else (1,):
-                    for ep in space.degrees(want, "ep", _experts(base) or 1):
-                        for sp in space.sequence_parallel(want, tp):
-                            layout = Layout(
-                                dp=gpus // (tp * cp) or 1, tp=tp, cp=cp, cp_kind=base.job.layout.cp_kind, sp=sp,
-                                ep=ep, etp=etp,
-                            )  # fmt: skip
-                            yield from self._with_losses(base, changed(base.job, layout=layout), beside)
+        """Degrees that divide blocks, with each loss, and what blocks cost under them."""
+        beside: dict[
+            object, GridCosts
+        ] = {}  # of each tensor, sequence and context parallelism and loss, whatever the experts'
+        for jobs in self.space.grids(base):
+            broken = first_violation(jobs[0])
+            like: GridCosts | None = None
+            for job in jobs:
+                strategies = sum(self.space.count(base, shape) for shape in self.space.shapes(base, job))
+                self.counts.space += strategies
+                if broken is not None:  # whatever the pipeline
+                    self._refuse(job, broken.error(), strategies)
+                elif strategies:
+                    key = job.layout.tp, job.layout.cp, job.layout.sp, job.loss
+                    like = GridCosts(job, base.graph, like, beside.get(key))
+                    beside.setdefault(key, like)
+                    yield like
 
-    def _with_losses(self, base: Base, job: Job, beside: dict[object, GridCosts]) -> Iterator[GridCosts]:
-        """beside: a grid of each tensor, sequence and context parallelism and loss, whatever its expert parallelism."""
-        layout = job.layout
-        broken = next((one for one in violations(job) if one.code != "warning"), None)
-        like: GridCosts | None = None
-        for loss in space.losses(self.want, base):
-            one = changed(job, loss=loss)
-            strategies = sum(self._sizes(base, one).values())
-            self.counts.space += strategies
-            if broken is not None:  # whatever the pipeline
-                self._refuse(job, broken.error(), strategies)
-            elif strategies:
-                key = layout.tp, layout.cp, layout.sp, loss
-                like = GridCosts(one, base.graph, like, beside.get(key))
-                beside.setdefault(key, like)
-                yield like
 
-    def _shapes(self, base: Base, job: Job) -> list[Job]:
-        """A grid with each micro-batch that divides the batch."""
-        return [with_micro_batch(job, size) for size in self._sizes(base, job)]
-
-    def _sizes(self, base: Base, job: Job) -> dict[int, int]:
-        """A grid's micro-batches, each with its strategies: the same of all that leave as many ranks to pipelines and replicas."""
-        layout = job.layout
-        key = (id(base), layout.tp * layout.cp, layout.cp)
-        if key not in self._counted:
-            want = self.want
-            sizes = (want.micro_batch,) if want.micro_batch else space.micro_batches(want.global_batch)
-            counted = {size: self._count_shape(base, with_micro_batch(job, size)) for size in sizes}
-            self._counted[key] = {size: strategies for size, strategies in counted.items() if strategies}
-        return self._counted[key]
-
-    def _pipelines(self, base: Base, job: Job) -> Iterator[Job]:
-        """Pipelines of a shape, with their replicas and micro-batches."""
-        ranks = job.cluster.gpus // (job.layout.tp * job.layout.cp)
-        for pp in space.degrees(self.want, "pp", ranks):
-            if ranks % pp or pp > base.graph.layers or self.want.fixed("dp") not in (None, ranks // pp):
-                continue
-            data = self._data(job.data, ranks // pp)
-            if data is not None:
-                yield changed(job, layout=pipelined(job.layout, dp=ranks // pp, pp=pp), data=data)
-
-    def _splits(self, base: Base, costs: ShapeCosts, job: Job) -> Iterator[tuple[int, ...] | None]:
-        """Layers of each rank: the job's own, or the even cut where there is one (None), and the best one where it is another."""
-        if "layout.pp_split" in self.want.written:
-            yield self.want.layout.pp_split
-            return
-        layout = job.layout
-        if base.graph.layers % layout.pp == 0:
-            yield None
-        if layout.pp > 1:
-            split = best_split(costs.layers_s, layout.pp, first_s=costs.first_s, last_s=costs.last_s)
-            if len(set(split)) > 1:
-                self.counts.space += self._count_with(base, job, split)
-                yield split
-            self.counts.space -= self._count_with(base, job, _stand_in(base, layout.pp))
-
-    def _chunks(self, base: Base, job: Job) -> Iterator[int]:
-        """Model chunks per rank: as many as divide an inner rank's layers, so that no rank waits for another's longer chunk."""
-        want, pp, split = self.want, job.layout.pp, job.layout.pp_split
-        schedule = want.fixed("schedule")
-        inner = max(split[1:-1] or split) if split else base.graph.layers // pp
-        fewest = min(split) if split else inner
-        for vpp in space.degrees(want, "vpp", inner):
-            interleaved = vpp > 1
-            if interleaved and want.smallest and not want.fixed("vpp"):
-                continue
-            if interleaved and (pp == 1 or job.data.grad_accum % pp or schedule not in (None, "interleaved-1f1b")):
-                continue
-            if (not interleaved and schedule == "interleaved-1f1b") or vpp > fewest:
-                continue
-            yield vpp
-
-    def _data(self, data: Data, dp: int) -> Data | None:
-        want = self.want
-        if want.global_batch is None:
-            return batched(data, grad_accum=want.grad_accum or 1)
-        if want.global_batch % (dp * data.micro_batch):
-            return None
-        accum = want.global_batch // (dp * data.micro_batch)
-        return batched(data, grad_accum=accum) if want.grad_accum in (None, accum) else None
-
-    def _engines(self, base: Base, layout: Layout) -> Iterator[Engine]:
-        """Stages and shard groups."""
-        group = layout.dp * layout.cp
-        for stage in space.zero_stages(self.want, base, group):
-            for shard_group in space.shard_groups(self.want, base, group, stage):
-                yield replace(base.job.engine, zero_stage=stage, shard_group=shard_group)
-
-    def _families(self, base: Base, layout: Layout) -> tuple[tuple[Family, ...], tuple[Family, ...]]:
-        """Recomputation layer by layer, and of other kinds: the stack's own, or what the job says."""
-        own = space.recomputes(self.want, base)
-        if own is not None:
-            return (), (Family(kinds=(own,)),)
-        layers = -(-base.graph.layers // (layout.pp * layout.vpp))
-        return _layer_by_layer(layers), _SELECTIVE if _has_selective(base.job, base.graph) else ()
-
-    def _count(self, base: Base, job: Job) -> int:
-        """Strategies of a shape."""
-        return self._sizes(base, job)[job.data.micro_batch]
-
-    def _count_shape(self, base: Base, job: Job) -> int:
-        return sum(
-            self._count_with(base, one, split)
-            for one in self._pipelines(base, job)
-            for split in self._possible_splits(base, one.layout.pp)
-        )
-
-    def _possible_splits(self, base: Base, pp: int) -> list[tuple[int, ...] | None]:
-        """The even cut where there is one, and one that stands for the best."""
-        if "layout.pp_split" in self.want.written:
-            return [self.want.layout.pp_split]
-        even: list[tuple[int, ...] | None] = [None] if base.graph.layers % pp == 0 else []
-        return even if pp == 1 else [*even, _stand_in(base, pp)]
-
-    def _count_with(self, base: Base, job: Job, split: tuple[int, ...] | None) -> int:
-        """Strategies of a cut."""
-        job = changed(job, layout=pipelined(job.layout, dp=job.layout.dp, pp=job.layout.pp, split=split))
-        free, own = self._families(base, job.layout)
-        engines = sum(1 for _ in self._engines(base, job.layout))
-        return engines * self._recomputed(base, job, (*free, *own))
-
-    def _recomputed(self, base: Base, job: Job, families: tuple[Family, ...]) -> int:
-        """Recomputations of a cut, for each number of chunks."""
-        largest = max(job.layout.pp_split or (base.graph.layers // job.layout.pp,))
-        return sum(_recomputations(families, -(-largest // vpp)) for vpp in self._chunks(base, job))
-
-    def _count_of(self, cut: Cut) -> int:
-        """Strategies of a cut with its own engines and families."""
-        return len(cut.engines) * self._recomputed(cut.base, cut.job, cut.families)
+def first_violation(job: Job) -> Violation | None:
+    """What a check refuses of a job."""
+    return next((one for one in violations(job) if one.code != "warning"), None)
 
 
 def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
@@ -608,9 +441,9 @@ def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
     return step_bound_s(times, job.data.grad_accum, costs.send_s(job), grouped=takes_turns(job))
 
 
-def _any_chunks_s(cut: Cut, times: Sequence[StageTime]) -> float:
-    job = cut.job
-    return any_chunks_bound_s(cut.costs, times, job.data.grad_accum, cut.costs.send_s(job))
+def _any_chunks_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
+    """The bound of a cut whose chunks are not known."""
+    return any_chunks_bound_s(costs, times, job.data.grad_accum, costs.send_s(job))
 
 
 def _under_1f1b(job: Job) -> list[int]:
@@ -623,53 +456,16 @@ def _leaves_experts_over(layout: Layout) -> bool:
     return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
 
 
-def _stand_in(base: Base, pp: int) -> tuple[int, ...]:
-    """A cut that is counted where the best one is not known."""
-    return (-(-base.graph.layers // pp),) * pp
-
-
-@lru_cache(maxsize=4096)
-def _layer_by_layer(layers: int) -> tuple[Family, ...]:
-    some = tuple(Recompute(kind="layers", layers=number) for number in range(1, layers))
-    return (Family(kinds=(NONE, *some, Recompute(kind="full"))),)
-
-
-_SELECTIVE = (Family(kinds=(Recompute(kind="selective"),)),)
-
-
-def _of_chunks(families: tuple[Family, ...], stages: tuple[Stage, ...]) -> tuple[Family, ...]:
-    """Of layers one by one, as many as the largest chunk has."""
-    return families if families[0].kinds[0] is not NONE else _layer_by_layer(_largest_chunk(stages))
-
-
-def _largest_chunk(stages: tuple[Stage, ...]) -> int:
-    """Layers of the longest chunk of any rank."""
-    return max(sum(count for _, count, layer in part if layer) for one in stages for part in one.chunks)
-
-
-def _recomputations(families: tuple[Family, ...], layers: int) -> int:
-    """How many there are in these families where the longest chunk has ``layers``."""
-    return sum(layers + 1 if family.kinds[0] is NONE else len(family.kinds) for family in families)
+def _of_chunks(family: Family, stages: tuple[Stage, ...]) -> Family:
+    """Of layers one by one, as many as the longest chunk has."""
+    if not family.layered:
+        return family
+    return layer_by_layer(max(sum(count for _, count, layer in part if layer) for one in stages for part in one.chunks))
 
 
 def _all_chunks(stage: Stage) -> bool:
     """Whether each chunk of a rank has a layer."""
     return all(any(layer for _, _, layer in part) for part in stage.chunks)
-
-
-@lru_cache(maxsize=64)
-def _has_selective(job: Job, graph: Graph) -> bool:
-    """Whether the stack has a selective recomputation of its own that runs something again."""
-    block = next(run.block for run in graph.runs if run.block.role == "layer")
-    try:
-        return bool(stacks.segments(block, context_of(job, graph), Recompute(kind="selective")))
-    except Unsupported:
-        return False
-
-
-def _experts(base: Base) -> int:
-    size = base.graph.sizes.get("experts", 0)
-    return size if isinstance(size, int) else 0
 
 
 def same(job: Job) -> object:
@@ -688,3 +484,8 @@ def too_large(job: Job, graph: Graph) -> int:
         if high >= device.capacity_bytes:
             return high
     return 0
+
+
+def _fits(strategy: Strategy, recompute: Recompute) -> bool:
+    job, graph = replace(strategy.job, recompute=recompute), strategy.base.graph
+    return not too_large(job, graph) and estimate(job, graph).verdict == "fits"

@@ -1,246 +1,32 @@
-"""Every strategy that a job leaves open, as plain nested choices; what contradicts itself is left out by the checks of job/."""
+"""Every strategy that a request leaves open, as nested choices, and how many they are. What contradicts itself is for job/checks.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import isqrt
-from pathlib import Path as FilePath
 
-from ullage.errors import Contradiction, InvalidInput, UllageError
-from ullage.frozen import FrozenMap, frozen
-from ullage.hardware.catalogue import cluster
-from ullage.hardware.cluster import Cluster
-from ullage.job import fields
-from ullage.job.document import Document, read_document
-from ullage.job.engine import ENGINES, STAGES
-from ullage.job.fields import Section
-from ullage.job.job import Job, Layout, Loss, Recompute
-from ullage.job.overrides import apply_overrides
-from ullage.job.read import layout_of, read_job
-from ullage.model.build import graph as build
+from ullage.engines.base import context_of
+from ullage.errors import Unsupported
+from ullage.frozen import frozen
+from ullage.job.engine import STAGES
+from ullage.job.job import Data, Job, Layout, Loss, Recompute, ScheduleName
+from ullage.kernels import stacks
 from ullage.model.graph import Graph
+from ullage.planner.wanted import Base, Wanted
 
-DEGREES = ("dp", "tp", "sp", "cp", "pp", "vpp", "schedule", "pp_split", "ep", "etp")
-SEARCHED = ("single", "ddp", "zero1", "fsdp2", "deepspeed", "megatron")
-"""Engines that a plan takes where the job names none; FSDP1 is FSDP2's predecessor and is planned for where it is named."""
+Split = tuple[int, ...] | None
+"""Layers of each rank; None: all have as many."""
+
+NONE, FULL, SELECTIVE = Recompute(), Recompute(kind="full"), Recompute(kind="selective")
 
 _SHARD_GROUPS = ("fsdp1", "fsdp2")
 _OWN_LOSSES = {"megatron": ("vocab-parallel", "vocab-parallel-fused"), "torchtitan": ("full", "vocab-parallel")}
 """Loss kinds by stack, where there is more than its own whole one."""
 
-
-@frozen
-class Base:
-    """A job under one engine, on one GPU of each degree: what all of the engine's strategies share. options of it are the job's."""
-
-    job: Job
-    graph: Graph
-
-
-@frozen
-class Wanted:
-    """What is asked for. document: the job's keys; written: those that are set, dotted; layout: the degrees that are.
-
-    smallest: of strategies that differ in what only costs memory, the smallest alone: states divided over all ranks, one chunk a rank.
-    """
-
-    document: FrozenMap
-    written: frozenset[str]
-    layout: Layout
-    global_batch: int | None
-    micro_batch: int | None
-    grad_accum: int | None
-    engines: tuple[str, ...]
-    smallest: bool = False
-
-    def fixed(self, name: str) -> object:
-        """The value of ``layout.name`` where it is set."""
-        return getattr(self.layout, name) if f"layout.{name}" in self.written else None
-
-
-def wanted(
-    source: str | FilePath | Mapping[str, object], overrides: tuple[str, ...] = (), engines: tuple[str, ...] = ()
-) -> Wanted:
-    """A job file or mapping whose missing keys are free. engines: those to search; else the job's own, else all."""
-    document = read_document(source)
-    try:
-        apply_overrides(document, overrides)
-        return wanted_of(_absolute(document), engines)
-    except UllageError as error:
-        place = document.place(error.key)
-        raise (error.at(place) if place else error) from None
-
-
-def wanted_of(values: Mapping[str, object], engines: tuple[str, ...] = ()) -> Wanted:
-    """The same of plain values."""
-    data = Section(fields.as_mapping(values.get("data") or {}, "data"), "data", [])
-    count = fields.optional(fields.integer(1))
-    given = {name: data.take(name, count, None) for name in _COUNTS}
-    if given["global_batch"] is not None and given["grad_accum"] is not None and given["micro_batch"] is not None:
-        raise Contradiction(
-            "says how many micro-batches a step has, and so do micro_batch and grad_accum",
-            key="data.global_batch",
-            value=given["global_batch"],
-            remedy="keep two of the three",
-        )
-    return Wanted(
-        document=FrozenMap(values),
-        written=frozenset(_written(values)),
-        layout=layout_of(values),
-        engines=_engines(values, engines),
-        global_batch=given["global_batch"],
-        micro_batch=given["micro_batch"],
-        grad_accum=given["grad_accum"],
-    )
-
-
-def _absolute(document: Document) -> Mapping[str, object]:
-    """A model's relative path is relative to its file."""
-    model = document.values.get("model")
-    if isinstance(model, str) and (document.base_dir / model).exists():
-        return {**document.values, "model": str(document.base_dir / model)}
-    return document.values
-
-
-def _written(values: Mapping[str, object]) -> Iterator[str]:
-    for key, value in values.items():
-        if value is None:
-            continue
-        yield key
-        if isinstance(value, Mapping):
-            yield from (f"{key}.{name}" for name, inner in value.items() if inner is not None)
-
-
-def _engines(values: Mapping[str, object], asked: tuple[str, ...]) -> tuple[str, ...]:
-    section = values.get("engine")
-    own = section.get("name") if isinstance(section, Mapping) else None
-    for name in asked:
-        fields.choice(*ENGINES)(name, "--engine")
-    if own is None:
-        return asked or SEARCHED
-    named = fields.choice(*ENGINES)(own, "engine.name")
-    if asked and named not in asked:
-        raise InvalidInput(
-            "is not among the engines to search",
-            key="engine.name",
-            value=named,
-            allowed=", ".join(asked),
-            remedy="leave it out",
-        )
-    return (named,)
-
-
-def cluster_of(want: Wanted) -> Cluster:
-    """The cluster that the job names."""
-    written = want.document.as_dict().get("cluster")
-    if not isinstance(written, str | Mapping):
-        raise InvalidInput("is missing", key="cluster", allowed="GPUSxDEVICE such as 8xH100-SXM-80GB")
-    return cluster(written)
-
-
-def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
-    """The job under each engine that can run it at all, once for each way to leave states on the host, and why the others cannot."""
-    found: list[Base] = []
-    refused: dict[str, UllageError] = {}
-    for name in want.engines:
-        for values in _variants(want, name):
-            try:
-                job = read_job(values)
-                found.append(Base(job=job, graph=build(job.model, mtp=name == "megatron")))
-            except UllageError as error:
-                refused.setdefault(name, error)
-    known = {base.job.engine.name for base in found}
-    return found, {name: error for name, error in refused.items() if name not in known}
-
-
-_OFFLOADS: dict[str, tuple[dict[str, object], ...]] = {
-    "deepspeed": ({"optimizer": "cpu"}, {"optimizer": "cpu", "params": "cpu"}),
-    "fsdp2": ({"optimizer": "cpu", "params": "cpu"},),
-}
-"""What an engine can leave on the host, where its account and its time know it."""
-
-_EVERY_STAGE = 3
-"""ZeRO stage at which DeepSpeed takes all that it can leave on the host: what of it a lower stage refuses is counted as refused."""
-
-
-def _variants(want: Wanted, name: str) -> Iterator[dict[str, object]]:
-    values = _of_engine(want, name)
-    yield values
-    if "offload" not in want.written:
-        for offload in _OFFLOADS.get(name, ()):
-            engine = values["engine"]
-            assert isinstance(engine, dict)
-            stage = {} if "zero_stage" in engine else {"zero_stage": _EVERY_STAGE}
-            yield {**values, "offload": offload, "engine": {**engine, **stage}}
-
-
-def _of_engine(want: Wanted, name: str) -> dict[str, object]:
-    values = want.document.as_dict()
-    engine = values.get("engine")
-    data = values.get("data")
-    layout = values.get("layout")
-    own: dict[str, object] = {**(engine if isinstance(engine, dict) else {}), "name": name}
-    values["engine"] = own
-    values["data"] = {
-        **{key: value for key, value in (data if isinstance(data, dict) else {}).items() if key not in _COUNTS},
-        "micro_batch": 1,
-        "grad_accum": 1,
-    }
-    kind = layout.get("cp_kind") if isinstance(layout, dict) else None
-    values["layout"] = {"cp_kind": kind} if kind else {"cp_kind": "ulysses"} if name == "deepspeed" else {}
-    if name == "megatron":
-        if "loss" not in want.written:
-            values["loss"] = "vocab-parallel"
-        own.setdefault("options", _MEGATRON_OPTIONS)
-    return values
-
-
-_MEGATRON_OPTIONS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-"""What everybody sets who trains with Megatron's distributed optimizer: they are off by default, and cost no memory."""
-
-_COUNTS = ("global_batch", "micro_batch", "grad_accum")
-
-
-@lru_cache(maxsize=4096)
-def divisors(number: int) -> tuple[int, ...]:
-    """Ascending."""
-    low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    return (*low, *(number // one for one in reversed(low) if one * one != number))
-
-
 MOST_SEQUENCES = 4096
-
-
-def micro_batches(global_batch: int | None) -> tuple[int, ...]:
-    """What divides the batch; without one, powers of two and what lies between."""
-    if global_batch is not None:
-        return divisors(global_batch)
-    found = {1 << power for power in range(MOST_SEQUENCES.bit_length())} | {
-        3 << power for power in range(MOST_SEQUENCES.bit_length() - 2)
-    }
-    return tuple(sorted(found))
-
-
-def tensor_parallel(want: Wanted, base: Base, gpus: int) -> tuple[int, ...]:
-    """Within a node, unless the job says more."""
-    own = want.fixed("tp")
-    inside = min(base.job.cluster.scale_up_gpus, gpus)
-    return (own,) if isinstance(own, int) else divisors(inside)
-
-
-def degrees(want: Wanted, name: str, number: int) -> tuple[int, ...]:
-    """What an axis may be: its fixed degree, or all divisors of ``number``."""
-    own = want.fixed(name)
-    return (own,) if isinstance(own, int) else divisors(number)
-
-
-def sequence_parallel(want: Wanted, tp: int) -> tuple[bool, ...]:
-    own = want.fixed("sp")
-    if isinstance(own, bool):
-        return (own,)
-    return (False, True) if tp > 1 else (False,)
-
+"""Of a micro-batch, where no batch limits it."""
 
 _SAY_STAGE = (
     "use_distributed_optimizer",
@@ -252,32 +38,251 @@ _SAY_STAGE = (
 """Options in which an engine says its stage in words of its own (job/engine.py, default_stage)."""
 
 
-def zero_stages(want: Wanted, base: Base, dp: int) -> tuple[int, ...]:
-    own = base.job.engine
-    if "engine.zero_stage" in want.written or any(name in own.options for name in _SAY_STAGE):
-        return (own.zero_stage,)
-    if (
-        base.job.offload.optimizer != "none"
-    ):  # sharded though it be by one rank: only a sharded optimizer is left on the host
-        return tuple(stage for stage in STAGES[own.name] if stage)
-    return STAGES[own.name] if dp > 1 else STAGES[own.name][:1]
+@frozen
+class Family:
+    """Recomputations of one kind, each slower and smaller than the one before."""
+
+    kinds: tuple[Recompute, ...]
+
+    @property
+    def layered(self) -> bool:
+        """Whether they are of layers one by one, from none to all."""
+        return len(self.kinds) > 1
 
 
-def shard_groups(want: Wanted, base: Base, group: int, stage: int) -> tuple[int | None, ...]:
-    """All ranks, or a divisor of them: a replica of the shards on each group (HSDP)."""
-    own = base.job.engine
-    if want.smallest or "engine.shard_group" in want.written or own.name not in _SHARD_GROUPS:
-        return (own.shard_group,)
-    return (None, *(one for one in divisors(group) if 1 < one < group))
+class Space:
+    """The strategies of a request. Each choice takes a job with those before it made, and yields jobs with one more.
+
+    A count is of strategies with the cut in place of the best one, which is found later, counted as an even one.
+    """
+
+    def __init__(self, want: Wanted) -> None:
+        self.want = want
+        self._counted: dict[object, dict[int, int]] = {}
+
+    # -- choices
+
+    def grids(self, base: Base) -> Iterator[list[Job]]:
+        """Degrees that divide blocks, with each loss. Of what is still open each has the least, so that a goal makes the least of it."""
+        want, gpus = self.want, base.job.cluster.gpus
+        engine = replace(base.job.engine, zero_stage=min(self._stages(base, gpus)))
+        experts = _experts(base)
+        for tp in self._tensor_parallel(base):
+            if gpus % tp:
+                continue
+            for cp in self._degrees("cp", gpus // tp):
+                for etp in self._degrees("etp", tp) if experts else (1,):
+                    for ep in self._degrees("ep", experts or 1):
+                        for sp in self._sequence_parallel(tp):
+                            kind, dp = base.job.layout.cp_kind, gpus // (tp * cp) or 1
+                            layout = Layout(dp=dp, tp=tp, cp=cp, cp_kind=kind, sp=sp, ep=ep, etp=etp)
+                            job = replace(base.job, layout=layout, engine=engine)
+                            yield [replace(job, loss=loss) for loss in _losses(want, base)]
+
+    def shapes(self, base: Base, grid: Job) -> list[Job]:
+        """A grid with each micro-batch that divides the batch."""
+        return [_with_micro_batch(grid, size) for size in self._sizes(base, grid)]
+
+    def pipelines(self, base: Base, shape: Job) -> Iterator[Job]:
+        """A shape over pipeline ranks, with its replicas and micro-batches."""
+        ranks = shape.cluster.gpus // (shape.layout.tp * shape.layout.cp)
+        for pp in self._degrees("pp", ranks):
+            if ranks % pp or pp > base.graph.layers or self.want.fixed("dp") not in (None, ranks // pp):
+                continue
+            data = self._data(shape.data, ranks // pp)
+            if data is not None:
+                yield replace(shape, layout=replace(shape.layout, dp=ranks // pp, pp=pp), data=data)
+
+    def cuts(self, base: Base, pipeline: Job, best: Split) -> list[Job]:
+        """Layers over its ranks: as the job says, or evenly where that comes out, and in the best way where it is another."""
+        return [_with_split(pipeline, split) for split in self._splits(base, pipeline.layout.pp, best)]
+
+    def has_best_cut(self, pipeline: Job) -> bool:
+        """Whether the cut is open."""
+        return pipeline.layout.pp > 1 and "layout.pp_split" not in self.want.written
+
+    def chunked(self, base: Base, cut: Job) -> Iterator[Job]:
+        """Model chunks per rank: as many as divide an inner rank's layers, so that no rank waits for another's longer chunk."""
+        layout = cut.layout
+        split = layout.pp_split
+        inner = max(split[1:-1] or split) if split else base.graph.layers // layout.pp
+        fewest = min(split) if split else inner
+        for vpp in self._degrees("vpp", inner):
+            schedule = self._schedule(layout.pp, vpp)
+            if schedule is None or vpp > fewest or (vpp > 1 and cut.data.grad_accum % layout.pp):
+                continue
+            yield replace(cut, layout=replace(layout, vpp=vpp, schedule=schedule))
+
+    def engines(self, base: Base, cut: Job) -> tuple[Job, ...]:
+        """Stages and shard groups."""
+        group = cut.layout.dp * cut.layout.cp
+        return tuple(
+            replace(cut, engine=replace(base.job.engine, zero_stage=stage, shard_group=shards))
+            for stage in self._stages(base, group)
+            for shards in self._shard_groups(base, group)
+        )
+
+    def families(self, base: Base, cut: Job) -> tuple[Family, ...]:
+        """Recomputation layer by layer and, where the stack has one, its own selection; or what the job says."""
+        if "recompute" in self.want.written:
+            return (Family(kinds=(base.job.recompute,)),)
+        layered = layer_by_layer(_largest_chunk(base, cut))
+        return (layered, Family(kinds=(SELECTIVE,))) if _has_selective(base.job, base.graph) else (layered,)
+
+    # -- how many
+
+    def count(self, base: Base, shape: Job) -> int:
+        """Strategies of a shape."""
+        return self._sizes(base, shape)[shape.data.micro_batch]
+
+    def count_pipeline(self, base: Base, pipeline: Job) -> int:
+        """Strategies of a pipeline."""
+        pp = pipeline.layout.pp
+        stand_in = (-(-base.graph.layers // pp),) * pp
+        return sum(self.count_cut(base, cut) for cut in self.cuts(base, pipeline, stand_in))
+
+    def count_cut(self, base: Base, cut: Job) -> int:
+        """Strategies of a cut."""
+        families = self.families(base, cut)
+        recomputed = sum(self.count_family(base, one, each) for one in self.chunked(base, cut) for each in families)
+        return len(self.engines(base, cut)) * recomputed
+
+    def count_family(self, base: Base, chunked: Job, family: Family) -> int:
+        """Recomputations of a family, as the longest chunk has layers."""
+        return _largest_chunk(base, chunked) + 1 if family.layered else len(family.kinds)
+
+    def _sizes(self, base: Base, grid: Job) -> dict[int, int]:
+        """A grid's micro-batches, each with its strategies: the same of all that leave as many ranks to pipelines and replicas."""
+        layout = grid.layout
+        key = (id(base), layout.tp * layout.cp, layout.cp)
+        if key not in self._counted:
+            want = self.want
+            sizes = (want.micro_batch,) if want.micro_batch else _micro_batches(want.global_batch)
+            counted = {
+                size: sum(self.count_pipeline(base, one) for one in self.pipelines(base, _with_micro_batch(grid, size)))
+                for size in sizes
+            }
+            self._counted[key] = {size: strategies for size, strategies in counted.items() if strategies}
+        return self._counted[key]
+
+    # -- what one key may be
+
+    def _tensor_parallel(self, base: Base) -> tuple[int, ...]:
+        """Within a node, unless the job says more."""
+        own = self.want.fixed("tp")
+        return (own,) if isinstance(own, int) else divisors(base.job.cluster.scale_up_gpus)
+
+    def _degrees(self, name: str, number: int) -> tuple[int, ...]:
+        """What an axis may be: its fixed degree, or all divisors of ``number``."""
+        own = self.want.fixed(name)
+        if isinstance(own, int):
+            return (own,)
+        return (1,) if name == "vpp" and self.want.smallest else divisors(number)
+
+    def _sequence_parallel(self, tp: int) -> tuple[bool, ...]:
+        own = self.want.fixed("sp")
+        if isinstance(own, bool):
+            return (own,)
+        return (False, True) if tp > 1 else (False,)
+
+    def _schedule(self, pp: int, vpp: int) -> ScheduleName | None:
+        """What runs ``vpp`` chunks a rank; None: nothing that the job allows.
+
+        GPipe keeps more than 1F1B does and is no faster, so it is taken where the job says it.
+        """
+        natural: ScheduleName = "interleaved-1f1b" if vpp > 1 else "1f1b"
+        own = self.want.layout.schedule
+        if "layout.schedule" not in self.want.written:
+            return natural if vpp == 1 or pp > 1 else None
+        if pp == 1:
+            return natural if own == natural == "1f1b" else None
+        return None if {own, natural} == {"1f1b", "interleaved-1f1b"} else own
+
+    def _splits(self, base: Base, pp: int, best: Split) -> list[Split]:
+        if "layout.pp_split" in self.want.written:
+            return [self.want.layout.pp_split]
+        even: list[Split] = [None] if base.graph.layers % pp == 0 else []
+        return [*even, best] if pp > 1 and best is not None else even
+
+    def _data(self, data: Data, dp: int) -> Data | None:
+        want = self.want
+        if want.global_batch is None:
+            return replace(data, grad_accum=want.grad_accum or 1)
+        if want.global_batch % (dp * data.micro_batch):
+            return None
+        accum = want.global_batch // (dp * data.micro_batch)
+        return replace(data, grad_accum=accum) if want.grad_accum in (None, accum) else None
+
+    def _stages(self, base: Base, group: int) -> tuple[int, ...]:
+        """ZeRO stages over ``group`` ranks."""
+        own = base.job.engine
+        if "engine.zero_stage" in self.want.written or any(name in own.options for name in _SAY_STAGE):
+            return (own.zero_stage,)
+        if base.job.offload.optimizer != "none":  # only a sharded optimizer is left on the host, be it on one rank
+            return tuple(stage for stage in STAGES[own.name] if stage)
+        return STAGES[own.name] if group > 1 else STAGES[own.name][:1]
+
+    def _shard_groups(self, base: Base, group: int) -> tuple[int | None, ...]:
+        """All ranks, or a divisor of them: a replica of the shards on each group (HSDP)."""
+        own = base.job.engine
+        if self.want.smallest or "engine.shard_group" in self.want.written or own.name not in _SHARD_GROUPS:
+            return (own.shard_group,)
+        return (None, *(one for one in divisors(group) if 1 < one < group))
 
 
-def losses(want: Wanted, base: Base) -> tuple[Loss, ...]:
-    if "loss" in want.written:
-        return (base.job.loss,)
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Ascending."""
+    low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return (*low, *(number // one for one in reversed(low) if one * one != number))
+
+
+@lru_cache(maxsize=4096)
+def layer_by_layer(layers: int) -> Family:
+    """None of a chunk's layers, one, and so on to all ``layers`` of the longest."""
+    some = tuple(Recompute(kind="layers", layers=number) for number in range(1, layers))
+    return Family(kinds=(NONE, *some, FULL))
+
+
+def _largest_chunk(base: Base, cut: Job) -> int:
+    """Layers of the longest chunk."""
+    layout = cut.layout
+    return -(-max(layout.pp_split or (-(-base.graph.layers // layout.pp),)) // layout.vpp)
+
+
+def _with_micro_batch(job: Job, micro_batch: int) -> Job:
+    return replace(job, data=replace(job.data, micro_batch=micro_batch))
+
+
+def _with_split(job: Job, split: Split) -> Job:
+    return job if split is None else replace(job, layout=replace(job.layout, pp_split=split))
+
+
+def _micro_batches(global_batch: int | None) -> tuple[int, ...]:
+    """What divides the batch; without one, powers of two and what lies between."""
+    if global_batch is not None:
+        return divisors(global_batch)
+    powers = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
+    return tuple(sorted({*powers, *(3 * power for power in powers[:-2])}))
+
+
+def _losses(want: Wanted, base: Base) -> tuple[Loss, ...]:
     kinds = _OWN_LOSSES.get(base.job.stack)
-    return tuple(Loss(kind=kind) for kind in kinds) if kinds else (base.job.loss,)  # type: ignore[arg-type]
+    if kinds is None or "loss" in want.written:
+        return (base.job.loss,)
+    return tuple(Loss(kind=kind) for kind in kinds)  # type: ignore[arg-type]
 
 
-def recomputes(want: Wanted, base: Base) -> Recompute | None:
-    """The job's own, where it says one."""
-    return base.job.recompute if "recompute" in want.written else None
+def _experts(base: Base) -> int:
+    size = base.graph.sizes.get("experts", 0)
+    return size if isinstance(size, int) else 0
+
+
+@lru_cache(maxsize=64)
+def _has_selective(job: Job, graph: Graph) -> bool:
+    """Whether the stack has a selective recomputation of its own that runs something again."""
+    block = next(run.block for run in graph.runs if run.block.role == "layer")
+    try:
+        return bool(stacks.segments(block, context_of(job, graph), SELECTIVE))
+    except Unsupported:
+        return False

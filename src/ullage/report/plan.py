@@ -12,7 +12,7 @@ from rich.text import Text
 from ullage.report import words
 from ullage.report.console import heading
 from ullage.report.terminal import indented
-from ullage.report.words import in_gib, plural
+from ullage.report.words import in_gib
 
 if TYPE_CHECKING:
     from ullage.planner.plan import Answer, Nothing, Plan
@@ -67,6 +67,6 @@ def _nothing(found: Nothing) -> Iterator[RenderableType]:
 def _searched(found: Answer) -> str:
     whole = found.evaluated + found.pruned + found.infeasible
     return (
-        f"{plural(whole, 'strategy').replace('strategys', 'strategies')} in {found.seconds:.2f} s: {found.evaluated:,} timed exactly, "
-        f"{found.pruned:,} proven no better, {found.infeasible:,} proven not to fit or not to exist"
+        f"{whole:,} strategies in {found.seconds:.2f} s: {found.evaluated:,} timed exactly, {found.pruned:,} proven no better, "
+        f"{found.infeasible:,} proven not to fit or not to exist"
     )

@@ -1,0 +1,126 @@
+"""Seconds of a block's work as it grows with the micro-batch: of any number of sequences, from the work of one and of two.
+
+Ops and tensors grow evenly. Seconds of what moves through memory then do too; those of matmuls, attention and exchanges are looked up
+for what comes out, whose efficiency does not grow evenly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import TypeVar
+
+from ullage.timing.blocks import Place, pass_s
+from ullage.timing.work import Attention, Exchange, Matmul, Pass
+
+Pair = tuple[Pass, Pass]
+
+
+class Growing:
+    """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear.
+
+    beside: the same block under other expert parallelism, of which the passes that are the same are looked up once. looked_up: what the
+    grid's other blocks have looked up.
+    """
+
+    def __init__(
+        self,
+        pairs: list[Pair],
+        place: Place,
+        looked_up: LookedUp,
+        *,
+        backward: bool,
+        beside: Growing | None = None,
+    ) -> None:
+        self._pairs, self._place, self._backward = pairs, place, backward
+        self._parts: dict[tuple[int, ...], Growing] = {}
+        self._known: dict[int, float] = {}
+        places = beside._places if beside is not None else {}
+        same = tuple(places[pair] for pair in pairs if pair in places)
+        own = [pair for pair in pairs if pair not in places]
+        self._shared = beside._part(same) if beside is not None and same else None
+        self._looked_up = looked_up
+        counted = Counter(pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges)
+        self._passes = [(self._pass(pair), times) for pair, times in counted.items()]
+        moved = [
+            pass_s(
+                Pass(traffic=tuple(traffic for pair in own for traffic in pair[index].traffic)),
+                place,
+                backward=backward,
+            )
+            for index in (0, 1)
+        ]
+        self._first_s, self._each_s = moved[0], moved[1] - moved[0]
+
+    @cached_property
+    def _places(self) -> dict[Pair, int]:
+        """Where each pass is that is the same under any expert parallelism."""
+        return {pair: at for at, pair in enumerate(self._pairs) if _knows_no_experts(pair)}
+
+    def _part(self, places: tuple[int, ...]) -> Growing:
+        """Only these passes."""
+        if places not in self._parts:
+            pairs = [self._pairs[at] for at in places]
+            self._parts[places] = Growing(pairs, self._place, self._looked_up, backward=self._backward)
+        return self._parts[places]
+
+    def seconds(self, micro_batch: int) -> float:
+        if micro_batch not in self._known:
+            self._known[micro_batch] = self._seconds(micro_batch)
+        return self._known[micro_batch]
+
+    def _seconds(self, micro_batch: int) -> float:
+        more = micro_batch - 1
+        found = self._first_s + self._each_s * more
+        if self._shared is not None:
+            found += self._shared.seconds(micro_batch)
+        for one, times in self._passes:
+            found += times * one.seconds(more)
+        return found
+
+    def _pass(self, pair: Pair) -> _GrowingPass:
+        key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)
+        if key not in self._looked_up:
+            self._looked_up[key] = _GrowingPass(pair, self._place, backward=self._backward)
+        return self._looked_up[key]
+
+
+class _GrowingPass:
+    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first."""
+
+    def __init__(self, pair: Pair, place: Place, *, backward: bool) -> None:
+        self._pair, self._place, self._backward = pair, place, backward
+        self._known: dict[int, float] = {}
+
+    def seconds(self, more: int) -> float:
+        if more not in self._known:
+            self._known[more] = pass_s(_between(*self._pair, more), self._place, backward=self._backward)
+        return self._known[more]
+
+
+def _knows_no_experts(pair: Pair) -> bool:
+    """Whether what it sends goes where it goes under any expert parallelism."""
+    return all(one.axis in ("tp", "cp") for work in pair for one in work.exchanges)
+
+
+def _between(one: Pass, two: Pass, more: int) -> Pass:
+    """A pass of ``more`` sequences beyond the one, without its traffic."""
+    return Pass(
+        matmuls=tuple(_evenly(a, b, more) for a, b in zip(one.matmuls, two.matmuls, strict=True)),
+        attention=_evenly(one.attention, two.attention, more) if one.attention and two.attention else None,
+        exchanges=tuple(_evenly(a, b, more) for a, b in zip(one.exchanges, two.exchanges, strict=True)),
+    )
+
+
+_Work = TypeVar("_Work", Matmul, Attention, Exchange)
+
+
+def _evenly(one: _Work, two: _Work, more: int) -> _Work:
+    """Each number of it as far beyond the second as that is beyond the first."""
+    pairs = ((field.name, getattr(one, field.name), getattr(two, field.name)) for field in fields(one))
+    return replace(one, **{name: first + (second - first) * more for name, first, second in pairs if first != second})
+
+
+LookedUp = dict[tuple[Pair, bool], _GrowingPass]
+"""Passes, in a backward or not: different blocks have the same."""
