@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.frozen import FrozenMap, frozen
+from ullage.frozen import FrozenMap, frozen, replace
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -166,3 +166,20 @@ def test_a_record_refuses_what_is_missing_unknown_or_without_a_name() -> None:
     for wrong in (lambda: _Base(), lambda: _Base(size=1, other=2), lambda: _Base(1), lambda: _Base(size=1, kept=2)):
         with pytest.raises(TypeError):
             wrong()
+
+
+@frozen
+class Kept:
+    one: int
+    two: str = "two"
+    hashed: int | None = field(default=None, init=False, compare=False)
+
+
+def test_replace_is_that_of_dataclasses() -> None:
+    kept = Kept(one=1, two="other")
+    object.__setattr__(kept, "hashed", 5)
+    for changes in ({}, {"one": 2}, {"two": "x"}, {"one": 3, "two": "y"}):
+        assert replace(kept, **changes) == dataclasses.replace(kept, **changes)
+    assert replace(kept, one=2).hashed is None
+    with pytest.raises(TypeError):
+        replace(kept, three=3)

@@ -194,6 +194,27 @@ def _setstate(self: object, state: list[object]) -> None:
         object.__setattr__(self, name, value)
 
 
+_Value = TypeVar("_Value")
+
+
+def replace(value: _Value, **changes: object) -> _Value:
+    """``dataclasses.replace`` of a ``frozen`` one, in a third of the time: a search makes a million of them."""
+    changed: _Value = value.__replace__(**changes)  # type: ignore[attr-defined]
+    return changed
+
+
+def _replace(self: object, **changes: object) -> object:
+    """Compiled for a class when it is first asked for, as few are."""
+    cls = type(self)
+    names = [name for name, one in _fields(self).items() if one.init]
+    own: dict[str, object] = {"cls": cls, "KEPT": object()}
+    parameters = ", ".join(f"{name}=KEPT" for name in names)
+    values = ", ".join(f"{name}=self.{name} if {name} is KEPT else {name}" for name in names)
+    exec(f"def __replace__(self, *, {parameters}): return cls({values})", own)
+    type.__setattr__(cls, "__replace__", own["__replace__"])
+    return replace(self, **changes)
+
+
 def _fields(self: object) -> dict[str, Field[object]]:
     found: dict[str, Field[object]] = self.__dataclass_fields__  # type: ignore[attr-defined]
     return found
@@ -205,4 +226,5 @@ _SHARED = {
     "__delattr__": _delattr,
     "__getstate__": _getstate,
     "__setstate__": _setstate,
+    "__replace__": _replace,
 }

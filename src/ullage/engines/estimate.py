@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -10,7 +9,7 @@ from ullage.engines.base import Account
 from ullage.engines.interval import Interval, interval
 from ullage.engines.registry import account, ranks_of
 from ullage.engines.reserved import reserved_bytes
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
 from ullage.job.job import Job
 from ullage.memory.ledger import Line, ledger

@@ -14,9 +14,9 @@ Which element type plays which role is the engine's doing, so one table holds th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ullage.errors import Contradiction, InvalidInput
+from ullage.frozen import replace
 from ullage.job import fields
 from ullage.job.fields import Section, hint, show
 from ullage.job.job import Precision

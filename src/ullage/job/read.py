@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ullage.errors import InvalidInput, UllageError
+from ullage.frozen import replace
 from ullage.job import fields
 from ullage.job.checks import violations
 from ullage.job.document import Document, read_document

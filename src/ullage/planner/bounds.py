@@ -10,12 +10,11 @@ Memory. When the pipeline is full a rank holds its states and, of each micro-bat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import ceil
 
 from ullage.engines.fsdp2.policy import reshards
 from ullage.engines.interval import LEAST_ABOVE
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
 from ullage.planner.costs import ShapeCosts

@@ -7,12 +7,11 @@ with a micro-batch. How many blocks a rank has, how often it runs them and what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
 from ullage.engines.base import context_of
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Recompute
 from ullage.kernels.step import Context

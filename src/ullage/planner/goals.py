@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster
 from ullage.job.job import Job
 from ullage.planner.search import Goal, Value

@@ -7,10 +7,11 @@ for what comes out, whose efficiency does not grow evenly.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+from ullage.frozen import replace
 from ullage.timing.blocks import Place, pass_s
 from ullage.timing.work import Attention, Exchange, Matmul, Pass
 
@@ -90,12 +91,21 @@ class _GrowingPass:
     """Seconds of what is looked up of a pass, by how many sequences there are beyond the first."""
 
     def __init__(self, pair: Pair, place: Place, *, backward: bool) -> None:
-        self._pair, self._place, self._backward = pair, place, backward
+        one, two = pair
+        self._place, self._backward = place, backward
+        self._matmuls = [_Evenly(a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
+        self._attention = _Evenly(one.attention, two.attention) if one.attention and two.attention else None
+        self._exchanges = [_Evenly(a, b) for a, b in zip(one.exchanges, two.exchanges, strict=True)]
         self._known: dict[int, float] = {}
 
     def seconds(self, more: int) -> float:
         if more not in self._known:
-            self._known[more] = pass_s(_between(*self._pair, more), self._place, backward=self._backward)
+            work = Pass(
+                matmuls=tuple(one.at(more) for one in self._matmuls),
+                attention=self._attention.at(more) if self._attention else None,
+                exchanges=tuple(one.at(more) for one in self._exchanges),
+            )
+            self._known[more] = pass_s(work, self._place, backward=self._backward)
         return self._known[more]
 
 
@@ -104,22 +114,20 @@ def _knows_no_experts(pair: Pair) -> bool:
     return all(one.axis in ("tp", "cp") for work in pair for one in work.exchanges)
 
 
-def _between(one: Pass, two: Pass, more: int) -> Pass:
-    """A pass of ``more`` sequences beyond the one, without its traffic."""
-    return Pass(
-        matmuls=tuple(_evenly(a, b, more) for a, b in zip(one.matmuls, two.matmuls, strict=True)),
-        attention=_evenly(one.attention, two.attention, more) if one.attention and two.attention else None,
-        exchanges=tuple(_evenly(a, b, more) for a, b in zip(one.exchanges, two.exchanges, strict=True)),
-    )
-
-
 _Work = TypeVar("_Work", Matmul, Attention, Exchange)
 
 
-def _evenly(one: _Work, two: _Work, more: int) -> _Work:
-    """Each number of it as far beyond the second as that is beyond the first."""
-    pairs = ((field.name, getattr(one, field.name), getattr(two, field.name)) for field in fields(one))
-    return replace(one, **{name: first + (second - first) * more for name, first, second in pairs if first != second})
+class _Evenly(Generic[_Work]):
+    """One piece of work, each number of it as far beyond the second as that is beyond the first."""
+
+    def __init__(self, one: _Work, two: _Work) -> None:
+        self._one: _Work = one
+        pairs = ((field.name, getattr(one, field.name), getattr(two, field.name)) for field in fields(one))
+        self._grows = [(name, first, second - first) for name, first, second in pairs if first != second]
+
+    def at(self, more: int) -> _Work:
+        """Of this many sequences beyond the first."""
+        return replace(self._one, **{name: first + each * more for name, first, each in self._grows})
 
 
 LookedUp = dict[tuple[Pair, bool], _GrowingPass]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from ullage.engines.estimate import Estimate
 from ullage.errors import Infeasible, InvalidInput, UllageError
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job import fields
 from ullage.job.job import Job
 from ullage.job.read import read_job
@@ -155,7 +155,7 @@ def _no_strategy(want: Wanted, found: list[Base]) -> UllageError:
     job = found[-1].job  # the engine that has most axes comes last
     fixed = {name: want.fixed(name) for name in DEGREES if want.fixed(name) is not None}
     others = prod(value for name, value in fixed.items() if name in ("tp", "cp", "pp") and isinstance(value, int))
-    layout = replace(job.layout, **{"dp": max(1, job.cluster.gpus // others), **fixed})  # type: ignore[arg-type]
+    layout = replace(job.layout, **{"dp": max(1, job.cluster.gpus // others), **fixed})
     broken = first_violation(replace(job, layout=layout))
     if broken is not None:
         return broken.error()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ullage.errors import UllageError
+from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster, Link
 from ullage.job.job import Job
 from ullage.planner.search import Found, Missed, first_violation

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from ullage.frozen import FrozenMap, frozen
+from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.write import cluster_to_dict
 from ullage.planner.wanted import Base, Wanted, bases, cluster_of, with_keys
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -19,7 +19,7 @@ from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.pipeline import takes_turns
 from ullage.engines.registry import ranks_of
 from ullage.errors import Infeasible, UllageError, Unsupported
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.checks import Violation, violations
 from ullage.job.job import Job, Layout, Recompute
 from ullage.memory.overhead import outside_allocator
@@ -265,7 +265,9 @@ class Search:
             ]
             wired = stage_times(costs, stages, one.engines, NONE)
             slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
-            self._push(self._value(job, _any_chunks_s(costs, job, slower)), partial(self._chunked, one))
+            held = Held(costs, stages[0])
+            outside = min(outside_bound_s(each, held, slower[0]) for each in one.engines)
+            self._push(self._value(job, _any_chunks_s(costs, job, slower) + outside), partial(self._chunked, one))
 
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""
@@ -393,18 +395,20 @@ class Search:
             )
         self.counts.evaluated -= 1
         self._failed += 1
-        fits = timed.at + 1 if rest == 1 else self._first_that_fits(strategy, timed.at + 1)
+        fits = timed.at + 1 if rest == 1 else self._first_left(strategy, timed.at + 1, exact=answer is not None)
         self.counts.infeasible += fits - timed.at
         if fits < len(strategy.family.kinds) and not self.exhaustive:
             self._push(self._bound(strategy, fits), partial(self._timed, strategy, fits))
         return None
 
-    def _first_that_fits(self, strategy: Strategy, low: int) -> int:
-        """By the exact account, which recomputing more layers is taken not to raise: the smallest first, then by halving."""
+    def _first_left(self, strategy: Strategy, low: int, *, exact: bool) -> int:
+        """The first recomputation that its account leaves, recomputing more layers being taken not to raise it: the smallest first, then by
+        halving. exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
         kinds = strategy.family.kinds
-        if not _fits(strategy, kinds[-1]):
+        fits = _fits if exact else _may_fit
+        if not fits(strategy, kinds[-1]):
             return len(kinds)
-        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=lambda recompute: _fits(strategy, recompute))
+        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=lambda recompute: fits(strategy, recompute))
 
     def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
         self.reasons.setdefault(job.engine.name, error)
@@ -484,6 +488,10 @@ def too_large(job: Job, graph: Graph) -> int:
         if high >= device.capacity_bytes:
             return high
     return 0
+
+
+def _may_fit(strategy: Strategy, recompute: Recompute) -> bool:
+    return not too_large(replace(strategy.job, recompute=recompute), strategy.base.graph)
 
 
 def _fits(strategy: Strategy, recompute: Recompute) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import isqrt
 
 from ullage.engines.base import context_of
 from ullage.errors import Unsupported
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.engine import STAGES
 from ullage.job.job import Data, Job, Layout, Loss, Recompute, ScheduleName
 from ullage.kernels import stacks

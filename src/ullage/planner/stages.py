@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 
 from ullage.engines.pipeline import actions_in
 from ullage.engines.registry import ranks_of
-from ullage.frozen import FrozenMap, frozen
+from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.job import Engine, EngineName, Job, Layout, ScheduleName
 from ullage.model.graph import Graph
 from ullage.planner.costs import kinds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ullage.calibration.attention import attention_efficiency
@@ -16,6 +15,7 @@ from ullage.comm.group import Group
 from ullage.comm.group import axis_group as joined
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.errors import Unsupported
+from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster, Device
 from ullage.hardware.curve import Kind
 from ullage.job.job import Job, Layout

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
+from ullage.frozen import replace
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor

@@ -10,7 +10,7 @@ from ullage.engines.fsdp2.policy import reduces_each, units_of
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.hardware.curve import Kind
 from ullage.job.bind import is_expert, local_numel
-from ullage.job.job import Job
+from ullage.job.job import Job, Layout
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Graph
 from ullage.timing.work import Exchange
@@ -117,13 +117,20 @@ def _replicas(job: Job, rank: Holds) -> list[tuple[str, int]]:
     return [(axis, numel) for axis, ranks, numel in found if ranks > 1 and numel]
 
 
-def _numels(job: Job, graph: Graph, block: Block) -> list[tuple[bool, int]]:
+def _numels(job: Job, graph: Graph, block: Block) -> tuple[tuple[bool, int], ...]:
     """(whether they are experts, elements) of a block's parameters on this rank before they are sharded."""
+    layout = job.layout
+    return _numels_under(graph, block, layout.tp, layout.ep, layout.etp)
+
+
+@lru_cache(maxsize=4096)
+def _numels_under(graph: Graph, block: Block, tp: int, ep: int, etp: int) -> tuple[tuple[bool, int], ...]:
+    layout = Layout(tp=tp, ep=ep, etp=etp)
     sums = {False: 0, True: 0}
     for param in block.params:
         if not param.buffer:
-            sums[is_expert(param)] += local_numel(graph, param, job.layout)
-    return [(expert, numel) for expert, numel in sums.items() if numel]
+            sums[is_expert(param)] += local_numel(graph, param, layout)
+    return tuple((expert, numel) for expert, numel in sums.items() if numel)
 
 
 def shard_numel(job: Job, graph: Graph, block: Block) -> float:

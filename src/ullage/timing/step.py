@@ -5,14 +5,13 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ullage.engines.base import context_of
 from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.job import Job
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token

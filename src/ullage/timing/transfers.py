@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 from ullage.comm.cost import Cost
 from ullage.comm.group import Group
 from ullage.comm.volume import sent_bytes
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.memory.chunk import Element
 from ullage.timing import states
 from ullage.timing.blocks import sendings, work_again

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ullage.calibration.memory import MemoryKind
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware.curve import Kind
 
 
