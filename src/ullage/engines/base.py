@@ -76,14 +76,15 @@ def context_of(job: Job, graph: Graph) -> Context:
     """The kernels' view of a job."""
     precision = job.precision
     layout = job.layout
+    params = params_of(job)
     compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
     return Context(
         sizes=local_sizes(graph, layout, job.data),
         stack=job.stack,
         version=job.stack_version,
         compute=compute,
-        params=precision.params,
-        residual=precision.params if precision.autocast else compute,
+        params=params,
+        residual=params if precision.autocast else compute,
         autocast=precision.autocast,
         fp8=precision.compute == "fp8",
         tp=layout.tp,
@@ -100,6 +101,11 @@ def context_of(job: Job, graph: Graph) -> Context:
         options=job.engine.options,
         compute_capability=job.cluster.device.compute_capability,
     )
+
+
+def params_of(job: Job) -> str:
+    """The type of the model's own parameters: of a frozen base, the type that it was loaded in."""
+    return job.precision.params if job.lora is None else job.lora.base
 
 
 def sized(

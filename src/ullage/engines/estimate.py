@@ -11,12 +11,12 @@ from ullage.engines.registry import account, ranks_of
 from ullage.engines.reserved import reserved_bytes
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.ledger import Line, ledger
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Peak, locate_peak
 from ullage.memory.rank import Rank
-from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
 from ullage.model.graph import Graph
 
@@ -81,7 +81,7 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
 
     Raises Unsupported where the job needs something that is not modelled, Infeasible where its layout cannot exist.
     """
-    graph = graph or build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph or graph_of(job)
     peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
     found = _with_reserved(job, graph, peaks)
     worst = max(found, key=lambda one: one.device_bytes)

@@ -87,7 +87,7 @@ def stepped(
             Stepped(
                 name=param.name,
                 shape=shape(local_shape(param, run, context)),
-                dtype=dtype,
+                dtype=param.param.elements or dtype,
                 gradient_parts=context.tp if param.name in whole_gradients else 1,
             )
             for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)

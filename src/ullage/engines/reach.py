@@ -40,8 +40,17 @@ def _offload(part: str) -> Callable[[Job], object]:
     return value
 
 
+ADAPTERS = {"single": ("transformers",)}
+"""Engines whose account knows adapters beside a frozen model, and in whose layer code."""
+
+
+def _lora(job: Job) -> object:
+    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == 1
+    return None if job.lora is None or known else "set"
+
+
 _KEYS: dict[str, Callable[[Job], object]] = {
-    "lora": lambda job: None if job.lora is None else "set",
+    "lora": _lora,
     "freeze": lambda job: list(job.freeze) or None,
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),

@@ -5,12 +5,12 @@ Forward, the end of its autocast context, backward; micro-batch after micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import Account, context_of, registered, sized, workspace
+from ullage.engines.base import Account, context_of, params_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
@@ -22,7 +22,7 @@ from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
-from ullage.memory.rank import Rank
+from ullage.memory.rank import LocalParam, Rank
 from ullage.model.graph import Graph
 
 NON_REENTRANT_SINCE = (5, 0)
@@ -40,9 +40,6 @@ def refuse(job: Job) -> None:
             value=job.offload.activations,
             remedy="set recompute: full",
         )
-    if job.lora is not None or job.freeze:
-        key = "lora" if job.lora is not None else "freeze"
-        raise Unsupported("is not modelled with this engine yet", key=key, value="set")
 
 
 def replayer_of(job: Job, graph: Graph) -> Replayer:
@@ -56,8 +53,25 @@ def replayer_of(job: Job, graph: Graph) -> Replayer:
 
 def parameters(rank: Rank, dtype: str, what: str = "parameters", category: str = "parameters") -> Item:
     """Every parameter as a tensor of its own."""
-    pieces = tuple(param.numel for param in rank.params for _ in range(param.copies))
+    return _tensors(rank.params, dtype, what, category)
+
+
+def _tensors(params: Iterable[LocalParam], dtype: str, what: str, category: str) -> Item:
+    pieces = tuple(param.numel for param in params for _ in range(param.copies))
     return sized(category, what, sum(pieces), dtype, pieces=pieces, why=f"{len(pieces)} tensors")
+
+
+def held_parameters(job: Job, rank: Rank) -> list[Item]:
+    """Every parameter in the type that it is kept in: the model's, and adapters beside a frozen one."""
+    if job.lora is None:
+        return [parameters(rank, job.precision.params)]
+    own = [param for param in rank.params if not param.param.trainable]
+    adapters = [param for param in rank.params if param.param.trainable]
+    dtype = adapters[0].param.elements or job.precision.params
+    return [
+        _tensors(own, params_of(job), "frozen parameters", "parameters"),
+        _tensors(adapters, dtype, "adapters", "parameters"),
+    ]
 
 
 def beside(job: Job, context: Context) -> list[Item]:
@@ -74,7 +88,7 @@ def beside(job: Job, context: Context) -> list[Item]:
 def master(job: Job, rank: Rank) -> list[Item]:
     """A master copy beside the parameters, where the job asks for one."""
     precision = job.precision
-    if precision.master is None or precision.master == precision.params:
+    if precision.master is None or precision.master == precision.params or job.lora is not None:
         return []
     return [parameters(rank, precision.master, "master copy of the parameters", "optimizer")]
 
@@ -205,7 +219,7 @@ def plain(job: Job, graph: Graph, rank: Rank) -> Account:
     groups = optimizers.stepped(rank, context, dtype, whole_gradients=whole)
     moments = states(job, groups)
     on_host = job.offload.optimizer != "none"
-    held = [parameters(rank, job.precision.params), *master(job, rank), *beside(job, context)]
+    held = [*held_parameters(job, rank), *master(job, rank), *beside(job, context)]
     in_backward = GradRule(mode="add", temporaries=optimizers.temporaries(job.optimizer))
     step = ReplicaStep(
         job=job,
@@ -224,8 +238,12 @@ def plain(job: Job, graph: Graph, rank: Rank) -> Account:
 
 
 def states(job: Job, groups: tuple[Group, ...]) -> tuple[tuple[Item, int], ...]:
-    """The optimizer's states; SGD has momentum where ``engine.options.momentum`` says so (torch's default is 0)."""
-    return optimizers.states(job.optimizer, groups, momentum=bool(job.engine.options.get("momentum")))
+    """The optimizer's states; SGD has momentum where ``engine.options.momentum`` says so (torch's default is 0). Adapters' have their type,
+    as torch makes states like what it steps."""
+    optimizer = job.optimizer
+    if job.lora is not None and optimizer.state != "8bit":
+        optimizer = replace(optimizer, state=groups[0].tensors[0].dtype)
+    return optimizers.states(optimizer, groups, momentum=bool(job.engine.options.get("momentum")))
 
 
 def steps_in_backward(job: Job) -> bool:

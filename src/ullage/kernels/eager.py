@@ -7,7 +7,7 @@ youngest ready node first). Held against the C++ allocator's own events on CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ullage import dtypes
@@ -84,6 +84,7 @@ class Tape:
         summed: Iterable[str] = (),
         view_grads: Iterable[Value] = (),
         caches: tuple[str, ...] = (),
+        serves: Mapping[str, Iterable[str]] | None = None,
         borrows: tuple[Crossing, ...] = (),
         lends: tuple[Crossing, ...] = (),
     ) -> Value:
@@ -104,6 +105,7 @@ class Tape:
                 summed=tuple(summed),
                 view_grads=tuple(value.name for value in view_grads),
                 caches=caches,
+                serves=tuple((name, tuple(of)) for name, of in (serves or {}).items()),
                 borrows=borrows,
                 lends=lends,
                 module=self.module,
@@ -151,7 +153,8 @@ class Tape:
         return self.emit(out.name, reads, out, what=what, passes=[one for one in reads if one.dtype == out.dtype])
 
     def mul(self, left: Value, right: Value, out: Value, what: str = "") -> Value:
-        return self.emit(out.name, (left, right), out, what=what, saves=(left, right))
+        serves = {left.name: (right.name,), right.name: (left.name,)}
+        return self.emit(out.name, (left, right), out, what=what, saves=(left, right), serves=serves)
 
     def scale(self, value: Value, name: str) -> Value:
         """A Python number times a tensor: nothing is saved."""
@@ -169,6 +172,7 @@ class Tape:
 
     def mul_weight(self, value: Value, weight: WeightGrad, out: Value, what: str = "") -> Value:
         """value * weight over the last dimension: the weight's gradient is a whole product before it is summed."""
+        product = self.scratch(f"{out.name}.product", out)
         return self.emit(
             out.name,
             (value,),
@@ -176,7 +180,8 @@ class Tape:
             what=what,
             saves=(value,),
             weights=(weight,),
-            backward_scratch=(self.scratch(f"{out.name}.product", out),),
+            backward_scratch=(product,),
+            serves={value.name: (weight.param,), product.name: (weight.param,)},
         )
 
     def weight(self, param: str, dims: tuple[Dim, ...], *, fusable: bool = False) -> WeightGrad:

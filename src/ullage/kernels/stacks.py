@@ -9,6 +9,7 @@ from types import ModuleType
 
 from ullage.errors import Unsupported
 from ullage.job.job import Recompute
+from ullage.kernels.asking import asked
 from ullage.kernels.lowering import module_segments
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import Block, Op
@@ -35,7 +36,8 @@ STACKS: Mapping[str, str] = {
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block in the layer code of ``context.stack``."""
     lowering: Lowering = _module(context.stack).lower
-    return lowering(block, context)
+    steps = lowering(block, context)
+    return steps if context.stack == "traced" else asked(block, steps)  # a trace's steps are what was asked for
 
 
 @lru_cache(maxsize=1024)

@@ -86,6 +86,8 @@ class Step:
     op: what selective policies know the step by ("matmul", "attention", "all_to_all").
     borrows: tensors of blocks before that the block reads, here first. lends: of writes, those that later blocks read.
     sends: gradients that the backward makes for a block before. receives: gradients made by a later block, gone with this backward.
+    serves: of what the backward needs (saved names, backward_scratch), for whose gradient alone: reads and weights. Where none of those
+    asks for one, it is not there.
     moves: bytes through memory, forward and backward, of a step of several kernels that work in place, which its reads and writes do
     not tell.
     """
@@ -113,6 +115,7 @@ class Step:
     lends: tuple[Crossing, ...] = ()
     sends: tuple[Crossing, ...] = ()
     receives: tuple[Crossing, ...] = ()
+    serves: tuple[tuple[str, tuple[str, ...]], ...] = ()
     moves: tuple[int, int] | None = None
 
     @property

@@ -31,6 +31,7 @@ Emit = Callable[[Tape, Op], object]
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
     tape = Tape(context, block)
+    gated = {op.inputs[1]: op for op in block.ops if op.kind == "activation" and op.attrs["glu"]}
     waiting: list[Op] = []
     for op in _called(block):
         joins = _joins(op)
@@ -43,6 +44,8 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
         kernel = KERNELS.get(op.kind)
         if kernel is None:
             raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
+        if op.outputs[0].name in gated:
+            transformers_mlp.gate(tape, gated[op.outputs[0].name])
         kernel(tape, op)
         transformers_frames.hold(tape, block, op)
     return tuple(tape.steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ullage.kernels import low_rank
 from ullage.kernels import transformers_masks as masks
 from ullage.kernels import transformers_parallel as parallel
 from ullage.kernels.eager import Tape, Value, promote
@@ -18,7 +19,7 @@ def linear(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     rows = op.module == SHARED and tape.family in SHARED_ON_ROWS
     source = parallel.entering(tape, op, flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]])
-    params = [(param.name, param.dims) for param in op.params]
+    params = [(param.name, param.dims) for param in low_rank.base(op)]
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
         params = [(shared, ("vocab", "hidden"))]
@@ -26,6 +27,9 @@ def linear(tape: Tape, op: Op) -> Value:
     if op.name in _SCALES.get(tape.family, ()):
         raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
+    if low_rank.is_adapted(op):
+        base = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
+        return low_rank.added(tape, op, source, base, output)
     made = parallel.part(tape, op.name, output, reduced=op.attrs["parallel"] == "row")
     matmul(tape, op.name, source, params, made, rows=rows)
     return parallel.leaving(tape, op.name, made, output)
@@ -57,10 +61,15 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     inner = first.attrs["in"]
     assert isinstance(inner, tuple)
     params: list[tuple[str, tuple[Dim, ...]]] = [(f"{name}.weight", (size, *inner))]
-    if len(first.params) > 1:
+    if len(low_rank.base(first)) > 1:
         params.append((f"{name}.bias", (size,)))
     source = tape[first.inputs[0]]
-    whole = matmul(tape, name, source, params, Value(name, (*source.rows, size), tape.context.compute))
+    whole = Value(name, (*source.rows, size), tape.context.compute)
+    if low_rank.is_adapted(first):
+        base = matmul(tape, name, source, params, replace(whole, name=f"{name}.base"))
+        whole = low_rank.added(tape, first, source, base, whole)
+    else:
+        whole = matmul(tape, name, source, params, whole)
     parts = tuple(tape.like(op.outputs[0], whole.dtype) for op in ops)
     if tape.family == "gpt_neox":  # heads are cut into q, k and v after a transposition, whose gradient is copied back
         whole = tape.view(whole, f"{name}.heads", copies=True)
@@ -87,6 +96,7 @@ def matmul(
     """
     copies = {param: tape.cast_weight(param, dims) for param, dims in params}
     cast = tape.cast(source, tape.context.compute, f"{name}.input")
+    of_weights = [param if copy is None else copy.name for param, copy in copies.items() if not _is_bias(param)]
     weights: tuple[WeightGrad, ...] = ()
     if tape.weight_dtype == tape.context.compute:
         weights = tuple(tape.weight(*param, fusable=not _is_bias(param[0])) for param in params)
@@ -101,6 +111,7 @@ def matmul(
         weights=weights,
         summed=[param if copy is None else copy.name for param, copy in copies.items() if _is_bias(param)],
         view_grads=() if rows or len(cast.dims) <= 2 else (cast,),
+        serves={cast.name: of_weights, **{one.name: (cast.name,) for one in matrices}},
     )
 
 

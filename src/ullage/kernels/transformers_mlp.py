@@ -10,12 +10,21 @@ def activation(tape: Tape, op: Op) -> Value:
     """act(gate) * up saves gate, act(gate) and up; act(up) alone saves up."""
     tape.module = op.module
     output = tape.like(op.outputs[0], tape[op.inputs[0]].dtype)
-    form = str(op.attrs.get("form") or op.attrs["act"])
     if not op.attrs["glu"]:
-        return act(tape, tape[op.inputs[0]], form, output)
-    gate, up = (tape[name] for name in op.inputs)
-    activated = act(tape, gate, form, Value(f"{op.name}.{form}", gate.dims, gate.dtype))
-    return tape.mul(activated, up, output, "gated activation")
+        return act(tape, tape[op.inputs[0]], _form(op), output)
+    return tape.mul(gate(tape, op), tape[op.inputs[1]], output, "gated activation")
+
+
+def gate(tape: Tape, op: Op) -> Value:
+    """act(gate), once: the layer code has it before it asks for the projection that it multiplies (act(gate_proj(x)) * up_proj(x))."""
+    tape.module = op.module
+    source = tape[op.inputs[0]]
+    name = f"{op.name}.{_form(op)}"
+    return tape.values.get(name) or act(tape, source, _form(op), Value(name, source.dims, source.dtype))
+
+
+def _form(op: Op) -> str:
+    return str(op.attrs.get("form") or op.attrs["act"])
 
 
 def act(tape: Tape, source: Value, form: str, output: Value) -> Value:

@@ -132,7 +132,10 @@ def _times(tape: Tape, op: Op, wide: Value, weight: Value, source: Value) -> Val
     scaled = _scaled(tape, op, source)
     product = (tape.scratch(f"{op.name}.product", scaled),)
     what = f"{op.name} output" if scaled.name == op.outputs[0].name else ""
-    return tape.emit(scaled.name, (wide, weight), scaled, what=what, saves=(wide, weight), backward_scratch=product)
+    serves = {wide.name: (weight.name,), weight.name: (wide.name,), product[0].name: (weight.name,)}
+    return tape.emit(
+        scaled.name, (wide, weight), scaled, what=what, saves=(wide, weight), backward_scratch=product, serves=serves
+    )
 
 
 def _scaled(tape: Tape, op: Op, source: Value) -> Value:

@@ -77,10 +77,14 @@ class Segments:
         return range(segment.start, stop), stop - 1 if ends_early else None
 
     def needed_by(self, index: int) -> Iterator[int]:
-        """The segments that have run again before a step's backward: its own, and those whose discarded outputs it saves."""
-        number = self.at(index)
-        if number is not None:
+        """The segments that have run again before a step's backward: its own, and those whose discarded outputs it saves.
+
+        A node that saved nothing asks for nothing, and its backward comes before (torch/utils/checkpoint.py, unpack_hook), unless a node
+        around the segment runs it again as a whole.
+        """
+        number, saves = self.at(index), self._block.steps[index].saves
+        if number is not None and (saves or self._all[number].reentrant or self._all[number].discards_output):
             yield number
-        for name in self._block.steps[index].saves:
+        for name in saves:
             if name in self.discarded and (number is None or self.made_at[name] < self._all[number].start):
                 yield self._number_at[self.made_at[name]]

@@ -10,13 +10,13 @@ from ullage.frozen import FrozenMap, frozen
 from ullage.hardware.catalogue import cluster
 from ullage.hardware.cluster import Cluster
 from ullage.job import fields
+from ullage.job.adapted import graph_of
 from ullage.job.document import Document, read_document
 from ullage.job.engine import ENGINES
 from ullage.job.fields import Section
 from ullage.job.job import Job, Layout
 from ullage.job.overrides import apply_overrides
 from ullage.job.read import layout_of, read_job
-from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 
 DEGREES = ("dp", "tp", "sp", "cp", "pp", "vpp", "schedule", "pp_split", "ep", "etp")
@@ -158,7 +158,7 @@ def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
         for values in _variants(want, name):
             try:
                 job = read_job(values)
-                found.append(Base(job=job, graph=build(job.model, mtp=name == "megatron")))
+                found.append(Base(job=job, graph=graph_of(job)))
             except UllageError as error:
                 refused.setdefault(name, error)
     known = {base.job.engine.name for base in found}

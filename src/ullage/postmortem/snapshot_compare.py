@@ -14,9 +14,9 @@ from ullage.engines.base import Account
 from ullage.engines.estimate import Estimate
 from ullage.engines.registry import account, ranks_of
 from ullage.frozen import frozen
+from ullage.job.adapted import graph_of
 from ullage.memory.ledger import CATEGORIES
 from ullage.memory.program import Item, Peak, locate_peak, round_up
-from ullage.model.build import graph as build
 from ullage.postmortem.snapshot import Summary, summarise
 from ullage.postmortem.snapshot_frames import UNKNOWN
 from ullage.postmortem.snapshot_history import Held
@@ -101,7 +101,7 @@ def _sorted_out(blocks: Sequence[Held], peak: Peak) -> tuple[Counter[str], Count
 
 def _account(estimate: Estimate, stage: int) -> Account:
     job = estimate.job
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph_of(job)
     return account(job, graph, ranks_of(job, graph)[stage])
 
 

@@ -7,10 +7,10 @@ from ullage.engines.estimate import Estimate, RankEstimate, estimate
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import frozen
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Node, Sequence
-from ullage.model.build import graph as build
 from ullage.report import words
 from ullage.report.timeline import Limit, Timeline, Top, of_program, top
 from ullage.report.timeline_picture import Picture
@@ -56,7 +56,7 @@ def job_timeline(job: Job, *, stage: int | None = None, history: bool = False) -
     """
     answer = estimate(job)
     chosen = _chosen(answer, stage)
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph_of(job)
     found = account(job, graph, ranks_of(job, graph)[chosen.stage])
     program = _history(found) if history else found.program
     if program.changes > MOST_EVENTS:

@@ -9,11 +9,11 @@ from ullage.engines.estimate import Estimate, estimate
 from ullage.engines.reach import refuse_what_is_not_read
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import InvalidInput, Unsupported
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.ledger import Line, ledger
 from ullage.memory.program import locate_peak
 from ullage.memory.rank import Rank
-from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 from ullage.timing.stage import Stage
 from ullage.timing.step import stages
@@ -46,7 +46,7 @@ class OneRank:
 
     @cached_property
     def graph(self) -> Graph:
-        return build(self.job.model, mtp=self.job.engine.name == "megatron")
+        return graph_of(self.job)
 
     @cached_property
     def estimate(self) -> Estimate:

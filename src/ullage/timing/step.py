@@ -12,8 +12,8 @@ from ullage.engines.pipeline import actions_of
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
-from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
 from ullage.model.graph import Graph
 from ullage.schedule import Action, finish_times
@@ -81,7 +81,7 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
     whose matmuls have no gradient of them, and for states on the host of an engine that is not known to step them there."""
     _refuse(job)
-    graph = graph or build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph or graph_of(job)
     found = stages(job, graph)
     totals = [end + stage.outside.total_s for end, stage in zip(_ends(job, found), found, strict=True)]
     slowest = max(range(len(found)), key=totals.__getitem__)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ullage.engines.base import params_of
 from ullage.engines.fsdp2.policy import unwrapped
 from ullage.errors import InvalidInput, Unsupported
-from ullage.job.job import Job
+from ullage.job.adapted import ALL_LINEAR
+from ullage.job.job import Job, Lora
 from ullage.trace.run import Factory
 from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimizer_of, unsynced, wrapped
 
@@ -44,7 +46,9 @@ def _refuse(job: Job) -> None:
         "recompute": job.recompute.kind if job.recompute.kind not in ("none", "full", "every") else None,
         "attention": job.attention if job.attention not in _ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
-        "lora": "set" if job.lora is not None else None,
+        "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
+        "lora.dora": "true" if job.lora is not None and job.lora.dora else None,
+        "lora.modules_to_save": "set" if job.lora is not None and job.lora.modules_to_save else None,
         "freeze": "set" if job.freeze else None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
@@ -94,7 +98,7 @@ def build(job: Job) -> nn.Module:
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             attn_implementation=_ATTENTION[job.attention],
-            dtype=DTYPES[job.precision.params],
+            dtype=DTYPES[params_of(job)],
             trust_remote_code=False,
         )
     except ValueError as error:
@@ -103,8 +107,25 @@ def build(job: Job) -> nn.Module:
         ) from None
     model.train()
     _recompute(job, model)
+    if job.lora is not None:
+        model = _adapted(job, job.lora, model)
     assert isinstance(model, nn.Module)
     return model
+
+
+def _adapted(job: Job, lora: Lora, model: Any) -> Any:
+    """The model in PEFT's hands."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise Unsupported("is not installed", key="peft", remedy="pip install 'ullage[torch]'") from None
+    if job.recompute.kind != "none":
+        model.enable_input_require_grads()
+    targets = ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=lora.dtype in (None, "fp32"))
 
 
 def _recompute(job: Job, model: Any) -> None:
