@@ -40,7 +40,7 @@ def _offload(part: str) -> Callable[[Job], object]:
     return value
 
 
-ADAPTERS = {"single": ("transformers",)}
+ADAPTERS = {"single": ("transformers",), "ddp": ("transformers",)}
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 

@@ -14,6 +14,7 @@ from ullage.engines.base import Account, context_of, params_of, registered, size
 from ullage.engines.optimizer import Group
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
+from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.kernels.transformers_loss import version_of
@@ -67,10 +68,9 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
         return [parameters(rank, job.precision.params)]
     own = [param for param in rank.params if not param.param.trainable]
     adapters = [param for param in rank.params if param.param.trainable]
-    dtype = adapters[0].param.elements or job.precision.params
     return [
         _tensors(own, params_of(job), "frozen parameters", "parameters"),
-        _tensors(adapters, dtype, "adapters", "parameters"),
+        _tensors(adapters, adapters_type(job.lora), "adapters", "parameters"),
     ]
 
 
@@ -242,7 +242,7 @@ def states(job: Job, groups: tuple[Group, ...]) -> tuple[tuple[Item, int], ...]:
     as torch makes states like what it steps."""
     optimizer = job.optimizer
     if job.lora is not None and optimizer.state != "8bit":
-        optimizer = replace(optimizer, state=groups[0].tensors[0].dtype)
+        optimizer = replace(optimizer, state=adapters_type(job.lora))
     return optimizers.states(optimizer, groups, momentum=bool(job.engine.options.get("momentum")))
 
 

@@ -32,6 +32,11 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 """What the classes of transformers call the linears of a layer; a fused projection by its group."""
 
 
+def adapters_type(lora: Lora) -> str:
+    """The element type of the adapters."""
+    return lora.dtype or ADAPTERS
+
+
 def graph_of(job: Job) -> Graph:
     """The graph of what the job trains."""
     return trained(build(job.model, mtp=job.engine.name == "megatron"), job)
@@ -135,7 +140,7 @@ def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora) -> Op:
     if len(ops) > 1:
         outer = (sum(prod(graph.size(dim) for dim in one.outputs[0].dims[2:]) for one in ops),)
     name = op.name if len(ops) == 1 else str(op.attrs["group"])
-    dtype = lora.dtype or ADAPTERS
+    dtype = adapters_type(lora)
     low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=dtype)
     high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=dtype)
     adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": dtype}

@@ -6,6 +6,7 @@ checkpoint read, and no code of the model's own (``auto_map``) run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -123,9 +124,15 @@ def _adapted(job: Job, lora: Lora, model: Any) -> Any:
         model.enable_input_require_grads()
     targets = ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)
     config = LoraConfig(
-        r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        r=lora.rank,
+        lora_alpha=int(lora.alpha),
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=lora.dtype in (None, "fp32"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that it gives up
+        return get_peft_model(model, config, autocast_adapter_dtype=lora.dtype in (None, "fp32"))
 
 
 def _recompute(job: Job, model: Any) -> None:

@@ -11,7 +11,7 @@ from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, flag
 from ullage.engines.ddp.buckets import bucket
 from ullage.engines.ddp.partition import fullest
-from ullage.engines.replica import ReplicaStep, beside, keep, master, parameters, refuse, replayer_of, states
+from ullage.engines.replica import ReplicaStep, beside, held_parameters, keep, master, refuse, replayer_of, states
 from ullage.job.job import Job
 from ullage.memory.block import GradRule
 from ullage.memory.program import Node, Sequence, free
@@ -25,7 +25,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     whole = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
     groups = fullest(whole, job.layout.dp) if job.engine.name == "zero1" else whole
     moments = states(job, groups)
-    held = [parameters(rank, job.precision.params), *master(job, rank), bucket(job, rank), *beside(job, context)]
+    held = [*held_parameters(job, rank), *master(job, rank), bucket(job, rank), *beside(job, context)]
     return Account(
         static=(*((item, 1) for item in held if item.bytes), *moments),
         step=_step(job, graph, rank, groups).program(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ullage.engines.base import sized
+from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 from ullage.memory.program import Item
 from ullage.memory.rank import Rank
@@ -23,7 +24,7 @@ _BYTES = {"fp32": 4}
 
 def bucket(job: Job, rank: Rank) -> Item:
     """All buckets as one line; ``pieces`` are the buckets."""
-    dtype = job.precision.params
+    dtype = job.precision.params if job.lora is None else adapters_type(job.lora)
     width = _BYTES.get(dtype, 2)
     cap = job.engine.options.get("bucket_cap_mb", DEFAULT_CAP_MIB)
     assert isinstance(cap, int | float), cap
