@@ -113,3 +113,21 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:,.2f} {unit}"
     return f"{seconds * MICROSECONDS:.2f} µs" if seconds else "0 s"
+
+
+def unit_bytes(name: str) -> int | None:
+    """Bytes of a unit of sizes (``GiB``, ``MB``, ``bytes``, ``kB``, also in the PiB and EiB of nonsense figures); None: no unit."""
+    return _UNITS_PRINTED.get(name.lower())
+
+
+_UNITS_PRINTED = _SIZE_UNITS | {
+    "byte": 1,
+    "bytes": 1,
+    "pb": 10**15,
+    "eb": 10**18,
+    "pib": KIB**5,
+    "eib": KIB**6,
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+}

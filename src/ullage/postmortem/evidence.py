@@ -1,0 +1,69 @@
+"""What was found in an input: the failures, the numbers, the traceback, and how memory went before."""
+
+from __future__ import annotations
+
+from ullage.frozen import frozen
+from ullage.postmortem.messages import Numbers
+from ullage.postmortem.signs import Recognised
+from ullage.postmortem.tracebacks import Called, Phase, phases
+
+
+@frozen
+class Event:
+    """One line that tells of a failure. line: 1-based in its input; text: the message, shortened, printable; rank: None where not said."""
+
+    recognised: Recognised
+    weight: int
+    what: str
+    line: int
+    text: str
+    numbers: Numbers
+    called: tuple[Called, ...] = ()
+    rank: int | None = None
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return phases(self.called, self.text)
+
+
+@frozen
+class Block:
+    """Equal blocks that a snapshot shows as held. where: the line of code that made them, if recorded."""
+
+    bytes: int
+    count: int
+    category: str
+    where: str
+
+
+@frozen
+class Evidence:
+    """event: what happened, by weight and then by time (None: nothing of that kind was found). failures: how often each kind was seen.
+
+    series: allocated bytes that the log told of, in time, of one rank. split_bytes: free in segments that cannot go back to the
+    driver, where a snapshot or a summary says it. blocks: a snapshot's, the largest total first.
+    """
+
+    source: str
+    event: Event | None
+    failures: tuple[tuple[Recognised, int], ...] = ()
+    ranks: tuple[int, ...] = ()
+    series: tuple[int, ...] = ()
+    split_bytes: int | None = None
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def recognised(self) -> Recognised:
+        return self.event.recognised if self.event is not None else "unknown"
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.event.numbers if self.event is not None else Numbers()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return self.event.phases if self.event is not None else ()
+
+    @property
+    def ran_out(self) -> bool:
+        return self.recognised not in ("not-oom", "unknown")

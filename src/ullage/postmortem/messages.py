@@ -1,0 +1,137 @@
+"""What a message of an allocation that failed says in numbers, in every form that torch and what stands on it has printed.
+
+    torch 0.4 to 1.1   (GPU 0; 11.17 GiB total capacity; 10.65 GiB already allocated; 1.56 MiB free; 200.00 KiB cached)
+    1.2 to 2.0         (... 1.56 MiB free; 10.80 GiB reserved in total by PyTorch), with "... allowed" where a fraction was set
+    2.1 and later      GPU 0 has a total capacity of ... of which ... is free. Process N has ... memory in use. ...
+                       Of the allocated memory ... is allocated by PyTorch, [with ... allocated in private pools,] and ... is reserved
+                       by PyTorch but unallocated.
+
+The texts are c10/cuda/CUDACachingAllocator.cpp's (``OutOfMemoryError``) of each release, with HIP, XPU and NPU in CUDA's place,
+aten/src/ATen/mps/MPSAllocator.mm's, c10/core/impl/alloc_cpu.cpp's, and NCCL's include/alloc.h. Each number is looked for by the words
+beside it, so that a text cut short or joined from lines keeps the others.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+from ullage.frozen import frozen
+from ullage.units import unit_bytes
+
+_SIZE = r"(\d{1,24}(?:\.\d{1,9})?) ?(bytes?|[KMGTPE]i?B|B)\b"
+
+_FIELDS = {
+    "tried": (
+        rf"[Tt]ried to allocate (?:more than )?{_SIZE}",
+        rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}",
+        rf"(?:[Uu]nable to allocate|[Oo]ut of memory allocating|[Oo]ut of memory while trying to allocate|[Ff]ailed to allocate) {_SIZE}",
+    ),
+    "capacity": (rf"{_SIZE} total capacity", rf"total capac(?:i)?ty of {_SIZE}"),
+    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free\b"),
+    "allocated": (rf"{_SIZE} already allocated", rf"{_SIZE} is allocated by", rf"MPS allocated: {_SIZE}"),
+    "reserved": (rf"{_SIZE} reserved in total", rf"{_SIZE} cached"),
+    "unallocated": (rf"{_SIZE} is reserved by \w+ but unallocated",),
+    "private_pools": (rf"with {_SIZE} allocated in private pools",),
+    "process": (rf"this process has {_SIZE} memory in use",),
+    "allowed": (rf"max allowed: {_SIZE}", rf"{_SIZE} allowed"),
+}
+_PATTERNS = {name: tuple(map(re.compile, patterns)) for name, patterns in _FIELDS.items()}
+_OTHERS = re.compile(rf"\bProcess \d{{1,10}} has {_SIZE} memory in use")
+_MOST_PROCESSES = 64
+_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) (\d{1,4})\b")
+NONSENSE_RATIO = 4
+"""A figure of this many times the card's capacity is no memory: WSL2 and containers answer 2^64 for what they hide."""
+
+
+class Printed(NamedTuple):
+    """A size as printed. within_bytes: half of its last digit, so the true one lies no farther away."""
+
+    bytes: int
+    within_bytes: int
+
+
+def printed(number: str, unit: str) -> Printed | None:
+    """``("3.14", "GiB")`` as bytes; None for an unknown unit."""
+    size = unit_bytes(unit)
+    if size is None:
+        return None
+    digits = len(number.partition(".")[2])
+    within = 0 if size == 1 else int(Decimal(size).scaleb(-digits) / 2) + 1
+    return Printed(int(Decimal(number) * size), within)
+
+
+@frozen
+class Numbers:
+    """Bytes as the message says them; None: not said. tried_within_bytes: how far rounding in print may have moved ``tried``.
+
+    allocated: handed out by the framework; reserved: held from the driver, in use or not; process: all that this process holds, context
+    and libraries included; other_processes: of all others on the card; allowed: a limit set by hand.
+    """
+
+    tried_bytes: int | None = None
+    tried_within_bytes: int = 0
+    capacity_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    other_processes_bytes: int | None = None
+    process_bytes: int | None = None
+    private_pools_bytes: int | None = None
+    allowed_bytes: int | None = None
+    device: int | None = None
+
+    @property
+    def unused_bytes(self) -> int:
+        """Held from the driver and not handed out."""
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return 0
+        return max(0, self.reserved_bytes - self.allocated_bytes)
+
+    @property
+    def said(self) -> int:
+        """How many of the numbers the text says."""
+        return sum(getattr(self, f"{name}_bytes") is not None for name in ("tried", "capacity", "free", "allocated"))
+
+    def sane(self, size: int | None) -> int | None:
+        """The figure, or None where the card could not hold a quarter of it."""
+        if size is None or self.capacity_bytes is None or size <= NONSENSE_RATIO * self.capacity_bytes:
+            return size
+        return None
+
+
+def numbers_of(text: str) -> Numbers:
+    """Every number that ``text`` says; text: one message, its lines joined by blanks, at most some thousand characters."""
+    found = {name: one for name, patterns in _PATTERNS.items() if (one := _first(patterns, text)) is not None}
+    size = {name: one.bytes for name, one in found.items()}
+    reserved = size.get("reserved")
+    if reserved is None and "allocated" in size and "unallocated" in size:
+        reserved = size["allocated"] + size["unallocated"]
+    others = [one.bytes for match in _some(_OTHERS, text) if (one := printed(*match.groups())) is not None]
+    device = _DEVICE.search(text)
+    return Numbers(
+        tried_bytes=size.get("tried"),
+        tried_within_bytes=found["tried"].within_bytes if "tried" in found else 0,
+        capacity_bytes=size.get("capacity"),
+        free_bytes=size.get("free"),
+        allocated_bytes=size.get("allocated"),
+        reserved_bytes=reserved,
+        other_processes_bytes=sum(others) if others else None,
+        process_bytes=size.get("process"),
+        private_pools_bytes=size.get("private_pools"),
+        allowed_bytes=size.get("allowed"),
+        device=int(device[1]) if device else None,
+    )
+
+
+def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> Printed | None:
+    for pattern in patterns:
+        match = pattern.search(text)
+        if match is not None:
+            return printed(match[1], match[2])
+    return None
+
+
+def _some(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    return [match for match, _ in zip(pattern.finditer(text), range(_MOST_PROCESSES), strict=False)]

@@ -1,0 +1,98 @@
+"""The lines by which a log tells of memory that ran out, and of deaths that were none of it: one row each, the most telling first."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+Recognised = Literal["cuda-oom", "hip-oom", "nccl-oom", "host-oom", "not-oom", "unknown"]
+
+
+class Sign(NamedTuple):
+    """``markers``: lower-case texts of which one stands in every line that ``pattern`` knows; what: it in words.
+
+    weight: of two signs in one log the heavier is what happened; the other follows from it.
+    """
+
+    recognised: Recognised
+    weight: int
+    what: str
+    markers: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+def _sign(recognised: Recognised, weight: int, what: str, markers: str, pattern: str) -> Sign:
+    return Sign(recognised, weight, what, tuple(markers.split("|")), re.compile(pattern, re.IGNORECASE))
+
+
+SIGNS = (
+    _sign("host-oom", 8, "torch could not allocate host memory", "defaultcpuallocator",
+          r"DefaultCPUAllocator: (?:can't|not enough|cannot)"),
+    _sign("nccl-oom", 5, "NCCL could not allocate its buffers", "cuda failure|cuda calloc",
+          r"NCCL WARN.{0,80}(?:Cuda failure.{0,20}out of memory|calloc)|Cuda failure (?:2 )?'out of memory'|Failed to CUDA calloc"),
+    _sign("hip-oom", 9, "torch's allocator found no room on the card", "hip out of memory|hip error",
+          r"HIP out of memory|HIP error: ?(?:hipError)?out ?of ?memory"),
+    _sign("cuda-oom", 9, "torch's allocator found no room on the card", "out of memory",
+          r"(?:CUDA|XPU|NPU|MUSA|MPS backend|CUDA driver error:) out of memory|OutOfMemoryError: .{0,40}Tried to allocate"),
+    _sign("cuda-oom", 6, "a library asked the driver for memory and got none", "alloc_failed|memoryallocation",
+          r"CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_(?:STATUS_)?ALLOC_FAILED|cudaErrorMemoryAllocation"),
+    _sign("cuda-oom", 5, "a CUDA call outside torch's allocator found no room", "out of memory",
+          r"(?:CUDA|runtime|driver) error[^\n]{0,40}out of memory|error ?= ?2 : out of memory|Error out of memory at line"),
+    _sign("cuda-oom", 4, "the framework found no room on the card",
+          "resource_exhausted|oom when allocating|no available memory for the cache",
+          r"RESOURCE_EXHAUSTED: .{0,60}memory|OOM when allocating tensor|No available memory for the cache blocks"),
+    _sign("cuda-oom", 4, "no batch size fitted", "no executable batch size|ran out of memory",
+          r"No executable batch size found|ran out of memory (?:with|in|on)"),
+    _sign("host-oom", 7, "the kernel killed a process for memory", "killed process|oom-kill|oom_kill|oomkilled|oom-killer",
+          r"out of memory: kill(?:ed)? process|oom[-_]kill|OOMKilled|invoked oom-killer"),
+    _sign("host-oom", 6, "Ray killed a worker for the node's memory", "running low on memory|memory pressure",
+          r"node running low on memory|due to memory pressure"),
+    _sign("host-oom", 6, "the batch system's limit on host memory was passed", "memory limit|exceeded job",
+          r"exceeded (?:job|step|its|the)? ?memory limit|Exceeded (?:job|step) memory"),
+    _sign("host-oom", 6, "host memory could not be allocated", "cannot allocate memory|memoryerror|unable to allocate|bad_alloc",
+          r"Cannot allocate memory|\b_?(?:Array)?MemoryError\b|Unable to allocate .{1,40} for an array|std::bad_alloc"),
+    _sign("host-oom", 5, "shared memory (/dev/shm) ran out", "shared memory (shm)", r"insufficient shared memory \(shm\)"),
+    _sign("host-oom", 3, "a process was killed by signal 9, as the kernel does when host memory runs out",
+          "exitcode|exit code|return code|killed|sigkill|signal 9",
+
+          r"exit ?code *:? *-9\b|return code = -9\b|exit code -9\b|SIGKILL|signal 9\b|signal: Killed|(?:^"
+          r"|\n)[^\n]{0,120}\bKilled *(?:$|\n|python|torchrun)"),
+    _sign("nccl-oom", 3, "NCCL failed in a CUDA call", "ncclunhandledcudaerror|call to cuda function failed",
+          r"ncclUnhandledCudaError(?=[\s\S]{0,400}out of memory)"),
+    _sign("not-oom", 2, "a kernel asked for more shared memory than a multiprocessor has; the card's memory is not at fault",
+          "out of resource", r"out of resource: shared memory"),
+    _sign("not-oom", 2, "an index or a value was out of range inside a kernel", "device-side assert", r"device-side assert"),
+    _sign("not-oom", 2, "a kernel read or wrote where it may not", "illegal memory access", r"illegal memory access"),
+    _sign("not-oom", 2, "a collective timed out: another rank died or fell behind", "collective operation timeout|nccltimeout|timed out",
+          r"Watchdog caught collective operation timeout|ncclTimeout|collective.{0,60}timed? ?out"),
+    _sign("not-oom", 2, "the CUDA build has no kernels for this card", "no kernel image", r"no kernel image is available"),
+    _sign("not-oom", 2, "the CUDA device could not be used", "invalid device ordinal|busy or unavailable|cuda error|cuda-capable",
+          r"invalid device ordinal|busy or unavailable|unspecified launch failure|misaligned address"),
+    _sign("not-oom", 2, "the disk is full", "no space left", r"No space left on device"),
+    _sign("not-oom", 2, "a process crashed with a segmentation fault", "segmentation fault|sigsegv|exitcode",
+          r"Segmentation fault|exit ?code *:? *-11\b|SIGSEGV"),
+    _sign("not-oom", 2, "NCCL could not talk to another rank", "ncclsystemerror|ncclremoteerror|ncclinternalerror",
+          r"ncclSystemError|ncclRemoteError|ncclInternalError"),
+    _sign("not-oom", 1, "Python code failed", "error",
+          r"(?:^|\n)[^\n]{0,80}\b(?:Type|Value|Key|Attribute|Import|ModuleNotFound|FileNotFound|Index|Assertion"
+          r"|NotImplemented|Runtime)Error: "),
+    _sign("cuda-oom", 1, "something ran out of memory", "out of memory|outofmemory", r"out of memory|OutOfMemory"),
+)  # fmt: skip
+
+
+def _shortest(markers: set[bytes]) -> tuple[bytes, ...]:
+    """Without those that contain another."""
+    return tuple(sorted(one for one in markers if not any(other in one for other in markers - {one})))
+
+
+MARKERS = _shortest({marker.encode() for sign in SIGNS for marker in sign.markers if marker != "error"})
+"""What a scan of a long log looks for. "error" alone says too little there: a short text is looked at as a whole (``sign_of``)."""
+
+
+def sign_of(text: str) -> Sign | None:
+    """The first sign that a line knows, or None."""
+    lower = text.lower()
+    for sign in SIGNS:
+        if any(marker in lower for marker in sign.markers) and sign.pattern.search(text):
+            return sign
+    return None

@@ -1,0 +1,153 @@
+"""INPUT of ``why``: a message, a file (a log, gzip too, a summary, a snapshot), a folder of ranks' logs, or standard input."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from ullage.errors import InvalidInput
+from ullage.postmortem.evidence import Block, Event, Evidence
+from ullage.postmortem.log import joined, read_log
+from ullage.postmortem.messages import Numbers, numbers_of
+from ullage.postmortem.signs import Recognised
+from ullage.postmortem.snapshot import Summary, read_snapshot, summarise
+from ullage.postmortem.summary_text import HEAD, read_summary
+from ullage.units import MIB
+
+STDIN = "-"
+_GZIP = b"\x1f\x8b"
+_PICKLE = b"\x80"
+_HEAD_BYTES = MIB
+_MOST_FILES = 4096
+_LOGS = (".log", ".txt", ".out", ".err", ".gz", ".stdout", ".stderr")
+_MOST_BLOCKS = 64
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes read, and of how many (None: not known)."""
+
+
+def read_input(given: str, progress: Progress | None = None) -> Evidence:
+    """The evidence in what a person gave. Raises InvalidInput for a file that is missing or cannot be read."""
+    if given == STDIN:
+        return _of_stream(sys.stdin.buffer, "standard input", None, progress)
+    path = Path(given)
+    try:
+        if path.is_dir():
+            return _of_folder(path, progress)
+        if path.is_file():
+            return _of_file(path, progress)
+    except OSError as error:  # a message is no path, and may be longer than any
+        if _is_a_path(given):
+            raise InvalidInput("cannot be read", key="INPUT", value=given[:200], remedy=error.strerror) from None
+    except ValueError:  # a NUL
+        pass
+    if _is_a_path(given):
+        raise InvalidInput(
+            "is no file", key="INPUT", value=given[:200], allowed="a file, a folder of logs, a message, or -"
+        )
+    return _of_stream(io.BytesIO(given.encode("utf-8", "replace")), "the message", None, None)
+
+
+def _is_a_path(given: str) -> bool:
+    """A text of one word is meant as a path."""
+    return bool(given) and not any(letter.isspace() for letter in given)
+
+
+def _of_file(path: Path, progress: Progress | None) -> Evidence:
+    with path.open("rb") as file:
+        head = file.read(2)
+        file.seek(0)
+        if head[:1] == _PICKLE or path.suffix in (".pickle", ".pkl"):
+            return _of_snapshot(path)
+        if head == _GZIP:
+            return _of_stream(gzip.open(file), str(path), None, progress)  # type: ignore[arg-type]
+        return _of_stream(file, str(path), path.stat().st_size, progress)
+
+
+def _of_stream(stream: BinaryIO, source: str, size: int | None, progress: Progress | None) -> Evidence:
+    try:
+        head = stream.read(_HEAD_BYTES)
+        text = head.decode("utf-8", "replace")
+        if HEAD.search(text) and (found := read_summary(text, source)) is not None:
+            return _with_message(found, text)
+        told = (lambda done: progress(done, size)) if progress is not None else None
+        return read_log(_After(head, stream), source, told)  # type: ignore[arg-type]
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InvalidInput(f"is no whole gzip file: {error}", key="INPUT", value=source[:200]) from None
+
+
+class _After:
+    """A stream whose head was read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def read(self, size: int) -> bytes:
+        head, self._head = self._head[:size], self._head[size:]
+        return head or self._rest.read(size)
+
+
+def _with_message(summary: Evidence, text: str) -> Evidence:
+    """A summary that was printed beside the failure it explains: the message's numbers, and the summary's fragmentation."""
+    found = read_log(io.BytesIO(text.encode()), summary.source)
+    if not found.ran_out or found.event is None or not numbers_of(joined(found.event.text)).said:
+        return summary
+    return Evidence(
+        source=found.source,
+        event=found.event,
+        failures=found.failures,
+        ranks=found.ranks,
+        split_bytes=summary.split_bytes,
+    )
+
+
+def _of_folder(path: Path, progress: Progress | None) -> Evidence:
+    """The logs of many ranks: the heaviest failure of all, the ranks of any."""
+    files = sorted(one for one in path.rglob("*") if one.suffix in _LOGS and one.is_file())[:_MOST_FILES]
+    if not files:
+        raise InvalidInput("holds no logs", key="INPUT", value=str(path), allowed=f"files named *{', *'.join(_LOGS)}")
+    found = [_of_file(file, progress) for file in files]
+    best = max(found, key=lambda one: (one.event.weight, one.event.numbers.said) if one.event else (0, 0))
+    failures: Counter[Recognised] = Counter()
+    for one in found:
+        failures.update(dict(one.failures))
+    ranks = {rank for one in found for rank in one.ranks}
+    return Evidence(
+        source=best.source,
+        event=best.event,
+        failures=tuple(sorted(failures.items())),
+        ranks=tuple(sorted(ranks)),
+        series=best.series,
+        split_bytes=best.split_bytes,
+        blocks=best.blocks,
+    )
+
+
+def _of_snapshot(path: Path) -> Evidence:
+    """What a snapshot holds; it was taken by hand or by an OOM hook, which it does not say."""
+    summary = summarise(read_snapshot(path))
+    numbers = Numbers(
+        allocated_bytes=summary.allocated_bytes, reserved_bytes=summary.reserved_bytes, device=summary.device
+    )
+    event = Event(
+        recognised="unknown",
+        weight=1,
+        what="a snapshot of torch's allocator",
+        line=1,
+        text=path.name,
+        numbers=numbers,
+    )
+    return Evidence(source=str(path), event=event, split_bytes=summary.split_bytes, blocks=_blocks(summary))
+
+
+def _blocks(summary: Summary) -> tuple[Block, ...]:
+    counts = Counter((one.bytes, one.category, one.what) for one in summary.held)
+    found = [Block(bytes=size, count=n, category=kind, where=where) for (size, kind, where), n in counts.items()]
+    return tuple(sorted(found, key=lambda one: (-one.bytes * one.count, one.where))[:_MOST_BLOCKS])

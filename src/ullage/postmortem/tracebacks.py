@@ -1,0 +1,80 @@
+"""What a program was doing when it died: the phase that the functions of a traceback, or the words of a message, speak of."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from ullage.postmortem.snapshot_frames import Frame
+
+Phase = Literal[
+    "load", "engine-init", "forward", "attention", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
+    "save", "evaluation", "collective", "unpad",
+]  # fmt: skip
+
+_FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7}), in ([^\s:]{1,120})')
+_MOST_FRAMES = 200
+_LONGEST_CODE = 200
+
+
+class Called(NamedTuple):
+    """A frame, and the line of code that stood below it."""
+
+    frame: Frame
+    code: str
+
+
+def frames_of(text: str) -> tuple[Called, ...]:
+    """The calls of the last traceback in ``text``, outermost first."""
+    text = text[text.rfind("Traceback (most recent call last)") :] if "Traceback (most recent" in text else text
+    found = []
+    for match in _FRAME.finditer(text):
+        code = text[match.end() : match.end() + _LONGEST_CODE].lstrip("\r\n").partition("\n")[0]
+        found.append(Called(Frame(match[1], match[3], int(match[2])), code.strip()))
+    return tuple(found[-_MOST_FRAMES:])
+
+
+class _Rule(NamedTuple):
+    phase: Phase
+    where: re.Pattern[str]
+
+
+def _rule(phase: Phase, where: str) -> _Rule:
+    return _Rule(phase, re.compile(where, re.IGNORECASE))
+
+
+# Over "file function code" of a frame, the most particular first. Names of torch 1.x and 2.x, transformers, DeepSpeed, Megatron-LM.
+_RULES = (
+    _rule("unpad", r"unpad_input|index_first_axis|_get_unpad_data"),
+    _rule("save",
+          r"\bstate_dict\b(?!.*load)|save_pretrained|save_checkpoint|_save_to_state_dict|full_state_dict|save_model"
+          r"|safe_save|_save\b"),
+    _rule("load",
+          r"from_pretrained|load_state_dict|load_checkpoint|_load_(?:rng|optimizer)|torch\.load|_load_state_dict"
+          r"|load_model\b|resume"),
+    _rule("evaluation", r"evaluation_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
+    _rule("optimizer-first-step",
+          r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
+          r"|init_state"),
+    _rule("clipping", r"clip_grad|get_total_norm|_unfused_norm|foreach_norm|grad_norm"),
+    _rule("optimizer",
+          r"torch/optim/|optimizer\.step|adamw?\.py|_multi_tensor_adam|_single_tensor_adam|optim.{0,30}\bstep\b|denom ?="),
+    _rule("loss",
+          r"cross_?entropy|nll_loss|log_softmax|lm_head|logits(?:\.float|_to_keep| ?=)|compute_loss"
+          r"|\.float\(\).{0,20}logits"),
+    _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
+    _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
+    _rule("collective", r"distributed_c10d|all_reduce|broadcast|process_group"),
+    _rule("engine-init",
+          r"deepspeed/__init__.{0,40}initialize|_configure_(?:zero_)?optimizer|stage_1_and_2.{0,40}__init__|fully_shard|"
+          r"FullyShardedDataParallel.{0,40}__init__|accelerator\.prepare|flatten_dense"),
+    _rule("backward", r"\bbackward\b|_engine_run_backward|run_backward"),
+    _rule("forward", r"\bforward\b|_call_impl"),
+)  # fmt: skip
+
+
+def phases(called: tuple[Called, ...], words: str) -> tuple[Phase, ...]:
+    """The phases that the frames speak of, the most particular first, each once; words: what the message says besides its numbers."""
+    texts = [f"{one.frame.file} {one.frame.function} {one.code}" for one in called]
+    texts.append(words)
+    return tuple(dict.fromkeys(rule.phase for rule in _RULES if any(rule.where.search(text) for text in texts)))

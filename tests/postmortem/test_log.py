@@ -1,0 +1,170 @@
+"""Logs: long ones, many ranks', cut, changed and meaningless ones."""
+
+import gzip
+import io
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ullage.errors import InvalidInput
+from ullage.postmortem.log import PIECE_BYTES, read_log
+from ullage.postmortem.source import read_input
+from ullage.units import GIB, MIB
+
+MESSAGES = [case["text"] for case in json.loads((Path(__file__).parent / "data" / "messages.json").read_text())]
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.14 GiB. GPU 5 has a total capacity of 31.75 GiB of which "
+    "1.95 GiB is free. Of the allocated memory 28.28 GiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
+)
+TRACEBACK = """\
+[rank5]: Traceback (most recent call last):
+[rank5]:   File "/home/u/train.py", line 90, in main
+[rank5]:     optimizer.step()
+[rank5]:   File "/env/torch/optim/adam.py", line 432, in _single_tensor_adam
+[rank5]:     denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)
+[rank5]: """
+MUTATIONS = int(os.environ.get("ULLAGE_MUTATIONS", "3000"))
+
+
+def test_a_message_anywhere_in_a_long_log() -> None:
+    filler = b"step 1 loss 2.3 lr 1e-9 memory fine\n"
+    for offset in (0, PIECE_BYTES - len(TRACEBACK) - 60, PIECE_BYTES - 5, 2 * PIECE_BYTES - 200):
+        lines = offset // len(filler)
+        text = filler * lines + (TRACEBACK + OOM + "\n").encode() + filler * (3 * PIECE_BYTES // len(filler))
+        found = read_log(io.BytesIO(text), "log")
+        assert found.event is not None
+        assert found.numbers.tried_bytes == int(3.14 * GIB)
+        assert found.event.line == lines + 6
+        assert found.phases[0] == "optimizer"
+        assert found.ranks == (5,)
+        assert found.event.rank == 5
+
+
+def test_the_cause_is_told_from_what_follows_it() -> None:
+    log = f"Signal 9 (SIGKILL) received by PID 1\n{OOM}\nexitcode: -9\nRuntimeError: CUDA error: device-side assert triggered\n"
+    found = read_log(io.BytesIO(log.encode()), "log")
+    assert found.recognised == "cuda-oom"
+    assert dict(found.failures) == {"host-oom": 2, "cuda-oom": 1, "not-oom": 1}
+
+
+def test_a_failure_that_is_none_of_memory() -> None:
+    found = read_input("Traceback (most recent call last):\nValueError: too many values to unpack (expected 2)\n")
+    assert found.recognised == "not-oom"
+    assert not found.ran_out
+    assert read_input("all is well here").recognised == "unknown"
+
+
+def test_a_message_over_several_lines() -> None:
+    broken = "[rank0]: " + OOM.replace(". GPU", ".\n[rank0]:   GPU").replace("of which ", "of which\n[rank0]: ")
+    assert read_input(broken).numbers == read_input(OOM).numbers
+
+
+def test_two_messages_in_one_line_keep_their_numbers() -> None:
+    found = read_input(f"CUDA out of memory. Tried to allocate 2.00 GiB. {OOM}")
+    assert found.numbers.tried_bytes == 2 * GIB
+    assert found.numbers.capacity_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("MA 1.5 GB         Max_MA 2.0 GB         CA 3 GB         Max_CA 3 GB\n x MA 2.5 GB Max_MA", [1.5, 2.5]),
+        ("(after 10 iterations) memory (MB) | allocated: 2048.0 | max allocated: 4096.0 |", [2.0]),
+        ("step: 1  loss: 2.1  memory: 12.50GiB(15.80%)  tps: 1\nstep: 2  memory: 13.00GiB(1%)", [12.5, 13.0]),
+    ],
+)
+def test_series_of_memory(lines: str, expected: list[float]) -> None:
+    found = read_log(io.BytesIO(f"[log] {lines}\n".encode()), "log")
+    assert [size / GIB for size in found.series] == expected
+
+
+def test_files_gzip_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text("nothing here\n")
+    with gzip.open(tmp_path / "rank1.log.gz", "wt") as file:
+        file.write(OOM)
+    assert read_input(str(tmp_path / "rank1.log.gz")).recognised == "cuda-oom"
+    assert read_input(str(tmp_path / "rank0.log")).recognised == "unknown"
+    assert read_input(str(tmp_path)).numbers.tried_bytes == int(3.14 * GIB)
+    (tmp_path / "cut.gz").write_bytes((tmp_path / "rank1.log.gz").read_bytes()[:40])
+    with pytest.raises(InvalidInput, match="gzip"):
+        read_input(str(tmp_path / "cut.gz"))
+    with pytest.raises(InvalidInput, match="is no file"):
+        read_input(str(tmp_path / "missing.log"))
+
+
+def test_a_memory_summary() -> None:
+    text = """\
+|===========================================================================|
+|                  PyTorch CUDA memory summary, device ID 1                 |
+|---------------------------------------------------------------------------|
+|            CUDA OOMs: 1            |        cudaMalloc retries: 2         |
+|===========================================================================|
+|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
+|---------------------------------------------------------------------------|
+| Allocated memory      |  10240 MiB |  20480 MiB |  99999 MiB |  11111 MiB |
+|       from large pool |  10000 MiB |  20000 MiB |  99999 MiB |  11111 MiB |
+|---------------------------------------------------------------------------|
+| GPU reserved memory   |  30720 MiB |  40960 MiB |  99999 MiB |  11111 MiB |
+| Non-releasable memory |   4096 MiB |   5000 MiB |  99999 MiB |  11111 MiB |
+"""
+    found = read_input(text)
+    assert found.recognised == "cuda-oom"
+    assert (found.numbers.allocated_bytes, found.numbers.reserved_bytes) == (20 * GIB, 40 * GIB)
+    assert (found.numbers.device, found.split_bytes) == (1, 4096 * MIB)
+
+
+def test_nothing_that_is_read_can_break_the_reader() -> None:
+    """ULLAGE_MUTATIONS=200000 for the whole count."""
+    random.seed(7)
+    alphabet = [chr(n) for n in range(256)] + [
+        "\n",
+        " ",
+        "9" * 30,
+        "Process 1 has ",
+        "GiB",
+        "\ud800",
+        "-9",
+        "rank99999999",
+    ]
+    for _ in range(MUTATIONS):
+        text = random.choice([*MESSAGES, TRACEBACK + OOM])
+        for _ in range(random.randrange(1, 12)):
+            at = random.randrange(len(text) + 1)
+            kind = random.randrange(4)
+            if kind == 0:
+                text = text[:at] + random.choice(alphabet) + text[at:]
+            elif kind == 1:
+                text = text[:at] + text[at + random.randrange(20) :]
+            elif kind == 2:
+                text = text[:at] + text[: random.randrange(200)]
+            else:
+                text = text[:at]
+        read_log(io.BytesIO(text.encode("utf-8", "replace")), "mutated")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"CUDA out of memory. Tried to allocate 1.00 GiB\n",
+        b"killed ",
+        b"out of memory",
+        b"\n",
+        b'File "a", line 1, in f\n',
+        b"9" * 50,
+    ],
+)
+def test_time_is_linear_in_what_repeats(line: bytes) -> None:
+    """Eight times the length takes no more than twenty times as long, whatever stands in it."""
+
+    def seconds(size: int) -> float:
+        text = line * (size // len(line))
+        start = time.perf_counter()
+        read_log(io.BytesIO(text), "log")
+        return time.perf_counter() - start
+
+    seconds(MIB)
+    assert seconds(16 * MIB) < 20 * max(seconds(2 * MIB), 0.02)

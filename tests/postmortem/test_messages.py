@@ -1,0 +1,137 @@
+"""Every form of message, with all its numbers. data/messages.json: real reports, with the figures that a person read off them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ullage.postmortem.messages import numbers_of
+from ullage.postmortem.signs import sign_of
+from ullage.postmortem.source import read_input
+from ullage.units import GIB, KIB, MIB, parse_bytes
+
+MESSAGES = json.loads((Path(__file__).parent / "data" / "messages.json").read_text())
+NAMES = {
+    "tried": "tried_bytes",
+    "capacity": "capacity_bytes",
+    "allocated": "allocated_bytes",
+    "free": "free_bytes",
+    "reserved": "reserved_bytes",
+}
+
+
+def _bytes(said: object) -> int:
+    return parse_bytes(str(said).removesuffix(" bytes"))
+
+
+@pytest.mark.parametrize("case", MESSAGES, ids=[case["id"] for case in MESSAGES])
+def test_a_reported_message_parses_with_all_its_numbers(case: dict[str, object]) -> None:
+    found = read_input(str(case["text"]))
+    assert found.ran_out
+    said = case["numbers"]
+    assert isinstance(said, dict)
+    for name, field in NAMES.items():
+        if name in said:
+            assert getattr(found.numbers, field) == _bytes(said[name]), name
+    if "gpu" in said:
+        assert found.numbers.device == said["gpu"]
+    if "reserved_unallocated" in said:
+        unallocated = _bytes(said["reserved_unallocated"])
+        assert found.numbers.reserved_bytes == found.numbers.allocated_bytes + unallocated
+    if "process_in_use" in said:
+        number = float(str(said["process_in_use"]).split()[0])
+        assert found.numbers.process_bytes in (int(number * GIB), int(number))
+
+
+def test_every_number_of_the_newest_form() -> None:
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 3 has a total capacity of 79.11 GiB of which 1.00 GiB is free. "
+        "Process 11 has 2.00 GiB memory in use. Process 12 has 512.00 MiB memory in use. Including non-PyTorch memory, this "
+        "process has 75.61 GiB memory in use. 70.00 GiB allowed; Of the allocated memory 60.00 GiB is allocated by PyTorch, "
+        "with 3.00 GiB allocated in private pools (e.g., CUDA Graphs), and 10.00 GiB is reserved by PyTorch but unallocated."
+    )
+    assert found.tried_bytes == 3 * GIB // 2
+    assert found.device == 3
+    assert found.free_bytes == GIB
+    assert found.other_processes_bytes == 2 * GIB + 512 * MIB
+    assert found.process_bytes == int(75.61 * GIB)
+    assert found.allowed_bytes == 70 * GIB
+    assert found.allocated_bytes == 60 * GIB
+    assert found.private_pools_bytes == 3 * GIB
+    assert found.reserved_bytes == 70 * GIB
+
+
+def test_the_oldest_form() -> None:
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 11.17 GiB total capacity; 10.65 GiB already allocated; "
+        "1.56 MiB free; 200.00 KiB cached)"
+    )
+    assert (found.tried_bytes, found.device) == (2 * MIB, 0)
+    assert (found.free_bytes, found.reserved_bytes) == (int(1.56 * MIB), 200 * KIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "recognised"),
+    [
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 4.00 GiB.", "hip-oom"),
+        ("RuntimeError: HIP error: out of memory", "hip-oom"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "cuda-oom"),
+        ("RuntimeError: CUDA driver error: out of memory", "cuda-oom"),
+        ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", "cuda-oom"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-oom"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuda-oom"),
+        ("RuntimeError: No executable batch size found, reached zero.", "cuda-oom"),
+        ("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 4294967296 bytes.", "cuda-oom"),
+        ("include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'", "nccl-oom"),
+        ("node1: NCCL WARN Failed to CUDA calloc async 608 bytes", "nccl-oom"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: can't allocate memory: you tried to "
+         "allocate 34359738368 bytes. Error code 12 (Cannot allocate memory)", "host-oom"),
+        ("numpy.core._exceptions._ArrayMemoryError: Unable to allocate 12.3 GiB for an array with shape (1, 2)", "host-oom"),
+        ("[12345.6] Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:2kB", "host-oom"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host-oom"),
+        ("torch.distributed.elastic: failed (exitcode: -9) local_rank: 3 (pid: 1) of binary: python", "host-oom"),
+        ("[launch.py:321:sigkill_handler] exits with return code = -9", "host-oom"),
+        ("subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>.", "host-oom"),
+        ("Killed", "host-oom"),
+        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "host-oom"),
+        ("ERROR: Unexpected bus error: insufficient shared memory (shm)", "host-oom"),
+        ("CUDA error: device-side assert triggered", "not-oom"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "not-oom"),
+        ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456", "not-oom"),
+        ("[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", "not-oom"),
+        ("OSError: [Errno 28] No space left on device", "not-oom"),
+        ("ValueError: too many values to unpack", "not-oom"),
+    ],
+)  # fmt: skip
+def test_what_kind_of_failure(text: str, recognised: str) -> None:
+    sign = sign_of(text)
+    assert sign is not None
+    assert sign.recognised == recognised
+
+
+@pytest.mark.parametrize(
+    ("text", "tried"),
+    [
+        ("NCCL WARN Failed to CUDA calloc 4194304 bytes", 4 * MIB),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 1024 bytes.", KIB),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", 10**18),
+        ("MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.26 MB, max allowed: 18.13 GB). "
+         "Tried to allocate 256 bytes on private pool.", 256),
+    ],
+)  # fmt: skip
+def test_sizes_of_other_allocators(text: str, tried: int) -> None:
+    assert numbers_of(text).tried_bytes == tried
+
+
+def test_how_exact_a_printed_size_is() -> None:
+    assert numbers_of("Tried to allocate 3.14 GiB").tried_within_bytes == pytest.approx(0.005 * GIB, rel=1e-6)
+    assert numbers_of("Tried to allocate 14.9 GiB").tried_within_bytes == pytest.approx(0.05 * GIB, rel=1e-6)
+    assert numbers_of("tried to allocate 512 bytes").tried_within_bytes == 0
+
+
+def test_a_marker_is_in_every_line_that_its_sign_knows() -> None:
+    """Lines without a marker are never looked at."""
+    from ullage.postmortem.signs import MARKERS
+
+    for case in MESSAGES:
+        assert any(marker in str(case["text"]).lower().encode() for marker in MARKERS)
