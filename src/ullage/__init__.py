@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Planned,
         Shown,
         Validation,
+        Why,
         as_dict,
         check,
         convert,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         read_job,
         show,
         validate,
+        why,
     )
     from ullage.errors import (
         Contradiction,
@@ -61,6 +63,7 @@ __all__ = [
     "UnknownName",
     "Unsupported",
     "Validation",
+    "Why",
     "as_dict",
     "check",
     "convert",
@@ -71,6 +74,7 @@ __all__ = [
     "read_job",
     "show",
     "validate",
+    "why",
 ]
 
 _ERRORS = frozenset(

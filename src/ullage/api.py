@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ullage.hardware.cluster import Device
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer as Planned
+    from ullage.postmortem.advice import Why
     from ullage.techniques.told import Shown
     from ullage.validation.compare import Validation
 
@@ -32,6 +33,7 @@ __all__ = [
     "Planned",
     "Shown",
     "Validation",
+    "Why",
     "as_dict",
     "check",
     "convert",
@@ -42,6 +44,7 @@ __all__ = [
     "read_job",
     "show",
     "validate",
+    "why",
 ]
 
 
@@ -136,15 +139,47 @@ def plan(
     return plan(source, overrides, goal_name=goal, engines=engines, top=top, exhaustive=exhaustive)
 
 
-def as_dict(answer: Estimate | Planned | Shown | Validation) -> dict[str, object]:
+def why(
+    given: str,
+    job: Job | None = None,
+    *,
+    config: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Why:
+    """What ran out of memory and why: the causes that a message, a log or a snapshot speaks for, and what helps.
+
+    given: a message, the path of a file (gzip too) or of a folder of logs, or "-" for standard input. config: a person's own
+    file in place of ``job``, with ``overrides`` for what it does not say; advice is then shown as a diff of it too.
+    progress: called with the bytes read, and of how many.
+    """
+    from ullage.postmortem.advice import advised
+    from ullage.postmortem.source import read_input
+    from ullage.postmortem.why import why
+
+    theirs = None
+    if config is not None:
+        from ullage.formats.theirs import theirs_of
+
+        theirs = theirs_of(config, overrides)
+        job = theirs.job
+    return advised(why(read_input(given, progress), job), theirs.diff if theirs is not None else None)
+
+
+def as_dict(answer: Estimate | Planned | Shown | Validation | Why) -> dict[str, object]:
     """The JSON object of docs/job.md and docs/show.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
     if isinstance(answer, Estimate):
         return json.estimate(answer)
     from ullage.planner.plan import Answer
+    from ullage.postmortem.advice import Why
     from ullage.techniques.told import Shown
 
+    if isinstance(answer, Why):
+        from ullage.report import why_json
+
+        return why_json.why(answer)
     if isinstance(answer, Answer):
         return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
@@ -172,6 +207,10 @@ def __getattr__(name: str) -> object:
         from ullage.planner.plan import Answer
 
         return Answer
+    if name == "Why":
+        from ullage.postmortem.advice import Why
+
+        return Why
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

@@ -30,6 +30,7 @@ PUBLIC_NAMES = {
     "UnknownName",
     "Unsupported",
     "Validation",
+    "Why",
     "as_dict",
     "check",
     "convert",
@@ -40,6 +41,7 @@ PUBLIC_NAMES = {
     "read_job",
     "show",
     "validate",
+    "why",
 }
 
 # The terminal library is the command's, not the API's; numpy would cost more than an estimate.

@@ -24,6 +24,7 @@ COMMANDS = {
     "models": "the models that a job may name",
     "devices": "the GPUs that a job may name",
     "check": "a configuration that you have: does it fit, what is wrong with it, what helps",
+    "why": "what ran out of memory, from a message, a log or a snapshot, and what helps",
     "convert": "a configuration or a job, written for another engine or launcher",
     "trace": "real code run on fake tensors, every allocation with its life",
     "timeline": "a step's memory over time, drawn, or a real snapshot beside the account",

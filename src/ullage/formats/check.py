@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path as FilePath
 
+from ullage.engines.changes import Change, answer_to, changed, combined, merged
 from ullage.engines.estimate import Estimate, estimate
 from ullage.errors import InvalidInput, UllageError
-from ullage.formats.candidates import Change, combined, merged
 from ullage.formats.complete import document_of, job_of, origin
 from ullage.formats.convert import read_file
 from ullage.formats.edit import diff, edited, edits_between
-from ullage.formats.findings import answer_to, changed, findings
+from ullage.formats.findings import findings
 from ullage.formats.reading import Finding, Leftover, Reading
 from ullage.formats.registry import Format, format_named
 from ullage.formats.tree import Path, dotted
@@ -46,9 +46,9 @@ def check(path: str | FilePath, overrides: Sequence[str] = (), *, name: str | No
     """
     reading = read_file(path, name)
     module = format_named(reading.format)
-    job, mended = _mended(reading, overrides)
+    job, contradicted = mended(reading, overrides)
     answer = estimate(job)
-    found = (*mended, *findings(reading, job, answer))
+    found = (*contradicted, *findings(reading, job, answer))
     edits = {path: value for finding in found for path, value in finding.fix}
     helps = "corrects what contradicts itself" if edits else None
     text = read_text(FilePath(path))
@@ -73,7 +73,7 @@ def check(path: str | FilePath, overrides: Sequence[str] = (), *, name: str | No
     )
 
 
-def _mended(reading: Reading, overrides: Sequence[str]) -> tuple[Job, tuple[Finding, ...]]:
+def mended(reading: Reading, overrides: Sequence[str]) -> tuple[Job, tuple[Finding, ...]]:
     """The job without the keys of the file that no job can have, each of them a finding."""
     found: list[Finding] = []
     keys = dict(reading.keys)
@@ -152,7 +152,7 @@ class _Better:
     def _fits(self, edits: dict[Path, object]) -> bool:
         text = edited(self.module, self.reading, self.text, self.edits | edits)
         try:
-            job, _ = _mended(self.module.read(text, self.reading.place), self.overrides)
+            job, _ = mended(self.module.read(text, self.reading.place), self.overrides)
             return estimate(job).verdict == "fits"
         except UllageError:
             return False

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ullage.engines.estimate import Estimate, estimate
-from ullage.errors import UllageError
+from ullage.engines.changes import answer_to
+from ullage.engines.estimate import Estimate
 from ullage.formats.known import UNKNOWN
 from ullage.formats.reading import Finding, Reading, Severity
 from ullage.formats.tree import dotted
 from ullage.job.job import Job
-from ullage.job.read import read_job
-from ullage.job.write import job_to_dict
 from ullage.units import format_bytes
 
 _SMALL_BUCKET = 1_000_000
@@ -29,36 +27,6 @@ def findings(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding]:
     yield from _unknown_keys(reading)
     for rule in RULES:
         yield from rule(reading, job, answer)
-
-
-def changed(job: Job, change: dict[str, object]) -> Job | None:
-    """The job with some keys changed; None where no such job exists."""
-    document = job_to_dict(job)
-    for key, value in change.items():
-        section: object = document
-        *above, name = key.split(".")
-        for part in above:
-            section = section[part] if isinstance(section, dict) else None
-        assert isinstance(section, dict)
-        if value is None:
-            section.pop(name, None)
-        else:
-            section[name] = value
-    try:
-        return read_job(document)
-    except UllageError:
-        return None
-
-
-def answer_to(job: Job, change: dict[str, object]) -> Estimate | None:
-    """The estimate of the job with some keys changed; None where it does not exist or is not modelled."""
-    other = changed(job, change)
-    if other is None:
-        return None
-    try:
-        return estimate(other)
-    except UllageError:
-        return None
 
 
 def _unknown_keys(reading: Reading) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ def check_report(answer: Check, *, width: int) -> Iterator[RenderableType]:
     yield from _findings(answer.findings)
     if answer.edit is not None:
         yield heading("The smallest edit that helps", answer.helps or "")
-        yield indented(_coloured(answer.edit))
+        yield indented(coloured(answer.edit))
     elif answer.estimate.verdict != "fits":
         yield heading("No edit of this file alone makes it fit", "ullage estimate --explain shows where the memory is")
     yield from _leftovers(answer.leftovers)
@@ -43,7 +43,7 @@ def _findings(found: Sequence[Finding]) -> Iterator[RenderableType]:
     yield indented(table)
 
 
-def _coloured(edit: str) -> Text:
+def coloured(edit: str) -> Text:
     text = Text()
     for line in edit.splitlines(keepends=True):
         text.append(line, style=_DIFF_STYLES.get(line[:1], ""))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
+from ullage.engines.estimate import Estimate, estimate
 from ullage.engines.reach import OFFLOADS
+from ullage.errors import UllageError
 from ullage.job.job import Job
+from ullage.job.read import read_job
+from ullage.job.write import job_to_dict
 
 Change = dict[str, object]
 """Dotted job key -> value, as ``--set`` has it."""
@@ -19,7 +23,7 @@ _SHARDING = ("deepspeed", "fsdp1", "fsdp2")
 
 def combined(job: Job, possible: Callable[[Change], bool]) -> Iterator[tuple[Change, ...]]:
     """Every single change that is possible, then every pair of them, then every three."""
-    singles = [change for change in _singles(job) if possible(change)]
+    singles = [change for change in freeing(job) if possible(change)]
     for count in (1, 2, 3):
         for some in combinations(singles, count):
             keys = [key for change in some for key in change]
@@ -31,7 +35,8 @@ def merged(some: Iterable[Change]) -> Change:
     return {key: value for change in some for key, value in change.items()}
 
 
-def _singles(job: Job) -> Iterator[Change]:
+def freeing(job: Job) -> Iterator[Change]:
+    """Each change by itself, what costs least speed first."""
     yield from _buckets(job)
     yield from _stages(job)
     yield from _micro_batches(job)
@@ -83,3 +88,33 @@ def _offloads(job: Job) -> Iterator[Change]:
         and job.engine.zero_stage == 3
     ):
         yield {"offload.optimizer": "cpu", "offload.params": "cpu"}
+
+
+def changed(job: Job, change: dict[str, object]) -> Job | None:
+    """The job with some keys changed; None where no such job exists."""
+    document = job_to_dict(job)
+    for key, value in change.items():
+        section: object = document
+        *above, name = key.split(".")
+        for part in above:
+            section = section[part] if isinstance(section, dict) else None
+        assert isinstance(section, dict)
+        if value is None:
+            section.pop(name, None)
+        else:
+            section[name] = value
+    try:
+        return read_job(document)
+    except UllageError:
+        return None
+
+
+def answer_to(job: Job, change: dict[str, object]) -> Estimate | None:
+    """The estimate of the job with some keys changed; None where it does not exist or is not modelled."""
+    other = changed(job, change)
+    if other is None:
+        return None
+    try:
+        return estimate(other)
+    except UllageError:
+        return None

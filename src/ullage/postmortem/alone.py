@@ -1,0 +1,196 @@
+"""What the evidence says by itself, without a job: the numbers against each other, the traceback's phase, the log's series."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from ullage.postmortem.causes import Kind, Reason
+from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.messages import Numbers
+from ullage.units import GIB, format_bytes
+
+_CONTEXT_BYTES = 2 * GIB
+"""A context with its libraries and communicators is below this: 0.5 GiB on A100 and H100, and 0.5 to 0.7 GB for each communicator
+(hardware/data/overheads.toml; NVIDIA/nccl#964)."""
+_MUCH_UNUSED = 0.1
+_SOME_UNUSED = 0.02
+_IMPOSSIBLE_RATIO = 1.5
+"""More than the whole card in one tensor: nothing that is given back makes room for it."""
+_FULL = 0.85
+_LEAST_POINTS = 8
+_LEAK_RATIO = 1.2
+_RISING = 0.8
+
+_PHASES: dict[str, tuple[Kind, float, str]] = {
+    "unpad": ("config", 3.0, "it came from the code that packs and unpads sequences: a mask or a shape is not what it expects"),
+    "save": ("save", 3.5, "the traceback is inside the writing of a checkpoint"),
+    "load": ("load", 3.5, "the traceback is inside the loading of weights or a checkpoint"),
+    "evaluation": ("evaluation", 3.0, "the traceback is inside evaluation"),
+    "optimizer-first-step": ("optimizer-first-step", 3.0, "the optimizer was making its state, which the first step does"),
+    "optimizer": ("optimizer-step", 2.5, "the traceback is inside the optimizer's step"),
+    "clipping": ("clipping", 3.0, "the traceback is inside gradient clipping"),
+    "loss": ("logits", 2.5, "the traceback is inside the head or the loss"),
+    "attention": ("attention-scores", 1.5, "the traceback is inside the attention's scores"),
+    "collective": ("communicators", 0.7, "the traceback is inside a collective"),
+    "engine-init": ("states", 2.0, "the engine was setting up its states"),
+}  # fmt: skip
+
+
+def alone(evidence: Evidence) -> Iterator[Reason]:
+    """Reasons out of the evidence alone. None where it tells of no failure of memory."""
+    if evidence.recognised == "not-oom":
+        return
+    yield from _by_sign(evidence)
+    yield from _too_large(evidence.numbers)
+    yield from _fragmented(evidence)
+    yield from _outside(evidence.numbers)
+    yield from _limit(evidence.numbers)
+    yield from _growing(evidence.series)
+    for phase in evidence.phases:
+        if phase in _PHASES:
+            kind, weight, why = _PHASES[phase]
+            yield Reason(kind=kind, weight=weight, why=why)
+            break  # the most particular speaks for all that it was called from
+
+
+def _by_sign(evidence: Evidence) -> Iterator[Reason]:
+    event = evidence.event
+    if event is None:
+        return
+    if event.recognised == "host-oom":
+        sure = event.weight >= 6
+        yield Reason(kind="host-memory", weight=6.0 if sure else 3.0, why=event.what)
+    elif event.recognised == "nccl-oom":
+        yield Reason(
+            kind="communicators",
+            weight=3.0,
+            why="NCCL asks the driver for its buffers, outside torch's allocator, and torch holds the rest of the card",
+        )
+        yield Reason(
+            kind="fragmentation",
+            weight=1.0,
+            why="what torch caches and does not use is not given back for NCCL: expandable segments or an emptied cache leave it room",
+        )
+
+
+def _too_large(numbers: Numbers) -> Iterator[Reason]:
+    tried, capacity, allocated = numbers.tried_bytes, numbers.capacity_bytes, numbers.allocated_bytes
+    exa = 1 << 60
+    if tried is None:
+        return
+    if tried >= exa // 2:
+        yield Reason(
+            kind="config",
+            weight=4.0,
+            why="no card has an exabyte: a size was computed wrongly; report it, do not tune memory",
+        )
+    elif capacity is not None and tried > _IMPOSSIBLE_RATIO * capacity:
+        held = (
+            f", and only {format_bytes(allocated)} was allocated"
+            if allocated is not None and allocated < capacity / 2
+            else ""
+        )
+        yield Reason(
+            kind="config",
+            weight=2.5,
+            why=f"{format_bytes(tried)} in one tensor is more than the whole card{held}: a shape or a mask is wrong, or something grows "
+            "with the square of the length",
+        )
+
+
+def _fragmented(evidence: Evidence) -> Iterator[Reason]:
+    numbers = evidence.numbers
+    held = evidence.split_bytes if evidence.split_bytes is not None else numbers.unused_bytes
+    of = numbers.capacity_bytes or numbers.reserved_bytes
+    if not held or not of:
+        return
+    share, tried, free = held / of, numbers.tried_bytes, numbers.sane(numbers.free_bytes) or 0
+    enough = tried is not None and held + free >= tried
+    why = f"{format_bytes(held)} was reserved and not allocated ({share:.0%} of the card)"
+    if enough:
+        why += f": with what was free, enough for {format_bytes(tried or 0)} had it been in one piece"
+    if share >= _MUCH_UNUSED and (enough or tried is None):
+        yield Reason(kind="fragmentation", weight=2.5, why=why)
+    elif share >= _MUCH_UNUSED or (enough and share >= _SOME_UNUSED):
+        yield Reason(kind="fragmentation", weight=0.8, why=why)
+
+
+def _outside(numbers: Numbers) -> Iterator[Reason]:
+    """Other processes, and what this one holds outside torch's allocator."""
+    capacity, free, reserved = numbers.capacity_bytes, numbers.sane(numbers.free_bytes), numbers.reserved_bytes
+    others, process = numbers.sane(numbers.other_processes_bytes), numbers.sane(numbers.process_bytes)
+    if capacity is None:
+        return
+    if others is not None and others >= GIB:
+        whole = others >= capacity / 2
+        yield Reason(
+            kind="foreign-process",
+            weight=6.0 if whole else 2.5,
+            why=f"other processes held {format_bytes(others)} of the card's {format_bytes(capacity)}",
+        )
+    if process is not None and reserved is not None and process - reserved >= _CONTEXT_BYTES:
+        yield Reason(
+            kind="communicators",
+            weight=1.5,
+            why=f"this process held {format_bytes(process - reserved)} outside torch's allocator: communicators, libraries, the context",
+        )
+    elif others is None and process is None and free is not None and reserved is not None:
+        elsewhere = capacity - free - reserved
+        if elsewhere >= _CONTEXT_BYTES:
+            much = elsewhere >= capacity / 4
+            yield Reason(
+                kind="foreign-process",
+                weight=2.5 if much else 1.2,
+                why=f"{format_bytes(elsewhere)} of the card was neither free nor torch's: another process, or communicators",
+            )
+
+
+def _limit(numbers: Numbers) -> Iterator[Reason]:
+    allowed, capacity, tried, free = (
+        numbers.allowed_bytes,
+        numbers.capacity_bytes,
+        numbers.tried_bytes,
+        numbers.free_bytes,
+    )
+    if allowed is not None and capacity is not None and allowed < capacity:
+        yield Reason(
+            kind="config",
+            weight=1.5,
+            why=f"torch was allowed {format_bytes(allowed)} of {format_bytes(capacity)}: set_per_process_memory_fraction",
+        )
+    elif tried is not None and free is not None and tried < free and allowed is None:
+        yield Reason(
+            kind="foreign-process",
+            weight=1.0,
+            why=f"{format_bytes(free)} was free when {format_bytes(tried)} failed: another process gave it back in between, or the "
+            "container or driver hides a limit",
+        )
+
+
+def _growing(series: tuple[int, ...]) -> Iterator[Reason]:
+    if len(series) < _LEAST_POINTS:
+        return
+    half = len(series) // 2
+    rises = sum(after >= before for before, after in itertools.pairwise(series))
+    steady = rises >= _RISING * (len(series) - 1)
+    if steady and series[half] > series[0] and series[-1] >= _LEAK_RATIO * series[half]:
+        yield Reason(
+            kind="leak",
+            weight=3.0,
+            why=f"allocated memory rose from {format_bytes(series[0])} over {format_bytes(series[half])} to {format_bytes(series[-1])} "
+            "in the log: something is kept from step to step",
+        )
+
+
+def full(numbers: Numbers) -> str | None:
+    """Said where nothing else is: the card was full of live tensors."""
+    if numbers.allocated_bytes is None or numbers.capacity_bytes is None:
+        return None
+    share = numbers.allocated_bytes / numbers.capacity_bytes
+    if share < _FULL:
+        return None
+    return (
+        f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(numbers.capacity_bytes)} was allocated to live tensors: neither "
+        "fragmentation nor another process; the job (--job, or --config, --model and --cluster) says which tensors"
+    )

@@ -1,0 +1,126 @@
+"""Tensors that a job of this model makes outside the step that was asked for: in loading, in saving, or were a setting not what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ullage.dtypes import size_bytes
+from ullage.job.bind import local_sizes
+from ullage.job.job import Job
+from ullage.memory.program import round_up
+from ullage.memory.rank import Rank
+from ullage.model.graph import BATCH, SEQ, Graph
+from ullage.postmortem.tensors import Made
+
+_HALF, _SINGLE = "bf16", "fp32"
+_NAMES = {_HALF: "16 bits", _SINGLE: "fp32"}
+
+
+def elsewhere(job: Job, graph: Graph, rank: Rank) -> Iterator[Made]:
+    """Each in 16 and in 32 bits, the sizes rounded as the allocator rounds."""
+    sizes = {name: size for name, size in local_sizes(graph, job.layout, job.data).items() if isinstance(size, int)}
+    yield from _logits(sizes)
+    yield from _scores(job, sizes)
+    yield from _whole(job, rank)
+    yield from _single(rank)
+
+
+def _logits(sizes: dict[str, int]) -> Iterator[Made]:
+    shape = (sizes[BATCH], sizes[SEQ], sizes.get("vocab", 0))
+    for dtype in (_HALF, _SINGLE):
+        yield Made(
+            kind="logits",
+            category="activations",
+            what=f"logits in {_NAMES[dtype]}",
+            bytes=_bytes(math.prod(shape), dtype),
+            moment="forward of head, or its backward",
+            shape=shape,
+            note="micro-batch x tokens x vocabulary",
+        )
+
+
+def _scores(job: Job, sizes: dict[str, int]) -> Iterator[Made]:
+    batch, seq, heads = sizes[BATCH], job.data.seq_len, sizes.get("heads", 0)
+    quiet = job.attention not in ("eager", "math")
+    note = f"micro-batch x heads x tokens x tokens, which {job.attention} attention never makes" if quiet else ""
+    for dtype in (_HALF, _SINGLE):
+        yield Made(
+            kind="attention-scores",
+            category="activations",
+            what=f"attention scores in {_NAMES[dtype]}",
+            bytes=_bytes(batch * heads * seq * seq, dtype),
+            moment="attention of a layer",
+            shape=(batch, heads, seq, seq),
+            note=note,
+            against=quiet,
+        )
+        yield Made(
+            kind="padding-mask",
+            category="input",
+            what=f"attention mask in {_NAMES[dtype]}",
+            bytes=_bytes(batch * seq * seq, dtype),
+            moment="before the first layer",
+            shape=(batch, 1, seq, seq),
+            note="micro-batch x tokens x tokens",
+        )
+
+
+def _whole(job: Job, rank: Rank) -> Iterator[Made]:
+    """All parameters of this rank in one tensor, as a flat copy is, and a rank's share of it."""
+    numel = rank.numel()
+    shards = job.engine.shard_group or job.layout.dp * job.layout.cp
+    for dtype in (_HALF, _SINGLE):
+        yield Made(
+            kind="replica-not-shard" if job.layout.world > 1 else "states",
+            category="parameters",
+            what=f"all parameters in one tensor of {_NAMES[dtype]}",
+            bytes=_bytes(numel, dtype),
+            moment="loading, or the engine's start",
+            shape=(numel,),
+            note=f"{numel} elements",
+        )
+        if shards > 1:
+            share = -(-numel // shards)
+            yield Made(
+                kind="states",
+                category="optimizer",
+                what=f"one of {shards} shares of all parameters in {_NAMES[dtype]}",
+                bytes=_bytes(share, dtype),
+                moment="the engine's start, or the optimizer's step",
+                shape=(share,),
+                note=f"{numel} / {shards} elements",
+            )
+
+
+def _single(rank: Rank) -> Iterator[Made]:
+    """Each parameter, and each block's parameters together: gathered, dequantised or cloned."""
+    blocks: dict[str, int] = {}
+    for one in rank.params:
+        blocks[one.block.name] = blocks.get(one.block.name, 0) + one.numel
+        dims = one.param.dims
+        for dtype in (_HALF, _SINGLE):
+            yield Made(
+                kind="states",
+                category="gathered",
+                what=f"{one.name} in {_NAMES[dtype]}",
+                bytes=_bytes(one.numel, dtype),
+                moment="gathered, dequantised or copied",
+                shape=tuple(dim for dim in dims if isinstance(dim, int))
+                if all(isinstance(d, int) for d in dims)
+                else (one.numel,),
+            )
+    for name, numel in blocks.items():
+        for dtype in (_HALF, _SINGLE):
+            yield Made(
+                kind="states",
+                category="gathered",
+                what=f"all parameters of one {name} in {_NAMES[dtype]}",
+                bytes=_bytes(numel, dtype),
+                moment="gathered",
+                shape=(numel,),
+            )
+
+
+def _bytes(numel: int, dtype: str) -> int:
+    return round_up(size_bytes(numel, dtype))

@@ -1,0 +1,119 @@
+"""Every tensor of a job with its moment and with what is live before it; and those that a job of this model makes elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ullage.engines.base import Account
+from ullage.frozen import frozen
+from ullage.memory.program import Change, Item, Node, Repeat, Sequence
+from ullage.postmortem.causes import Kind
+
+_Key = tuple[Item, str]
+_Spans = dict[_Key, tuple[int, int]]
+
+
+@frozen
+class Made:
+    """A tensor at one of its moments. low_bytes..high_bytes: what is allocated just before, over all times that it is made;
+    in_step: False for one that the modelled run does not make (low and high are then unknown, None); against: the job says that it
+    is not made."""
+
+    kind: Kind
+    category: str
+    what: str
+    bytes: int
+    moment: str
+    shape: tuple[int, ...] = ()
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+    note: str = ""
+    against: bool = False
+
+    @property
+    def in_step(self) -> bool:
+        return self.low_bytes is not None
+
+
+def made(account: Account) -> Iterator[Made]:
+    """Every allocation of a run: loading, the first step, and a later one; the tensors of an item in pieces one by one."""
+    late = set(account.late)
+    for (item, moment), (low, high) in _Walk().of(account.history).items():
+        when = moment or ("the first optimizer step" if item in late else "load")
+        kind = kind_of(item, when, late=item in late)
+        for size in set(item.pieces) or {item.bytes}:
+            yield Made(
+                kind=kind,
+                category=item.category,
+                what=item.what,
+                bytes=size,
+                moment=when,
+                low_bytes=low,
+                high_bytes=high,
+                note=item.formula,
+            )
+
+
+class _Walk:
+    """What is live before each allocation of a program, relative to its start: equal parts are looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Spans] = {}
+
+    def of(self, node: Node) -> _Spans:
+        known = self._known.get(id(node))
+        if known is None:
+            known = self._known[id(node)] = self._looked(node)
+        return known
+
+    def _looked(self, node: Node) -> _Spans:
+        if isinstance(node, Change):
+            more = max(0, (node.count - 1) * node.item.bytes)
+            return {(node.item, ""): (0, more)} if node.count > 0 else {}
+        if isinstance(node, Repeat):
+            drift = max(0, node.times - 1) * node.child.delta_bytes
+            spans = self.of(node.child) if node.times else {}
+            return {key: (low + min(0, drift), high + max(0, drift)) for key, (low, high) in spans.items()}
+        assert isinstance(node, Sequence)
+        found: _Spans = {}
+        at = 0
+        for child in node.children:
+            for (item, moment), (low, high) in self.of(child).items():
+                key = (item, moment or node.moment or "")
+                known = found.get(key, (at + low, at + high))
+                found[key] = (min(known[0], at + low), max(known[1], at + high))
+            at += child.delta_bytes
+        return found
+
+
+_LOGITS = ("logits", "lm_head output", "loss")
+_SCORES = (
+    "attention.scores",
+    "attention scores",
+    "attention prob",
+    "attention.scaled",
+    "attention.masked",
+    "attention.probs",
+    "softmax",
+)
+
+
+def kind_of(item: Item, moment: str, *, late: bool) -> Kind:
+    """The kind of cause that an allocation would be."""
+    if any(word in item.what for word in _LOGITS):
+        return "logits"
+    if any(word in item.what for word in _SCORES):
+        return "attention-scores"
+    if "mask" in item.what:
+        return "padding-mask"
+    if late:
+        return "optimizer-first-step"
+    if ("norm" in moment and "gradient" in moment) or "clip" in moment:
+        return "clipping"
+    if item.category == "transient" and ("optimizer" in moment or "into fp32" in moment):
+        return "optimizer-step"
+    if item.category == "transient" and moment == "load":
+        return "load"
+    if item.category == "communication":
+        return "config"
+    return "activations" if item.category in ("activations", "transient", "input") else "states"

@@ -1,0 +1,48 @@
+"""What is often tried against an OOM and does not help with this one."""
+
+from __future__ import annotations
+
+from ullage.frozen import frozen
+from ullage.postmortem.causes import Cause
+from ullage.postmortem.evidence import Evidence
+
+_EMPTY_CACHE = (
+    "torch.cuda.empty_cache()",
+    "torch gives back its whole cache and tries again before it raises (CUDACachingAllocator.cpp, release_cached_blocks)",
+)
+_BY_KIND = {
+    "states": (("a smaller micro-batch or shorter sequences", "states do not depend on them"),),
+    "replica-not-shard": (
+        ("more data-parallel GPUs", "each of them holds the same copy"),
+        ("a smaller micro-batch", "the copy does not depend on it"),
+    ),
+    "logits": (
+        ("activation checkpointing", "the logits lie outside of the layers that it recomputes"),
+        ("more data-parallel GPUs", "each has the logits of its own sequences"),
+    ),
+    "attention-scores": (
+        (
+            "activation checkpointing alone",
+            "it makes the scores of one layer again, and one layer's are what did not fit",
+        ),
+    ),
+    "optimizer-step": (("a smaller micro-batch", "activations are gone when the optimizer steps"),),
+    "save": (("a smaller micro-batch", "activations are gone when a checkpoint is written"),),
+    "load": (("a smaller micro-batch", "nothing has run yet when weights are loaded"),),
+    "host-memory": (("a smaller micro-batch or a larger card", "it was the host's memory that ran out"),),
+    "config": (("a larger card", "what was asked for is no need of the job"),),
+}
+
+
+@frozen
+class Useless:
+    what: str
+    why: str
+
+
+def useless(evidence: Evidence, causes: tuple[Cause, ...]) -> tuple[Useless, ...]:
+    """For the first cause, where it is at least likely, and what helps with no failure of torch's allocator."""
+    found = [_EMPTY_CACHE] if evidence.recognised in ("cuda-oom", "hip-oom") else []
+    if causes and causes[0].certainty != "possible":
+        found += _BY_KIND.get(causes[0].kind, ())
+    return tuple(Useless(what=what, why=why) for what, why in found)

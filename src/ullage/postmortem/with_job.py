@@ -1,0 +1,232 @@
+"""What the job adds to the evidence: which tensor was asked for, and what fills the card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ullage.engines.base import Account
+from ullage.engines.registry import account, ranks_of
+from ullage.errors import UllageError
+from ullage.frozen import frozen
+from ullage.job.job import Job
+from ullage.memory.program import Peak, locate_peak
+from ullage.memory.rank import Rank
+from ullage.model.build import graph as build
+from ullage.model.graph import Graph
+from ullage.postmortem.causes import Kind, Reason, Tensor
+from ullage.postmortem.elsewhere import elsewhere
+from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.matching import Candidate, candidates
+from ullage.postmortem.tensors import Made, kind_of, made
+from ullage.units import format_bytes
+
+_STATES = ("parameters", "buffers", "gradients", "optimizer")
+_SHARDS_NOTHING = ("ddp", "zero1")
+_TIGHT = 0.75
+_OVER = 1.0
+_LARGE = 0.1
+"""Of the card: a tensor of this size is a cause by itself, whatever else is there."""
+
+
+@frozen
+class Held:
+    """A pipeline rank's account at its peak. account: None where the engine's account does not model the job (why says it)."""
+
+    rank: Rank
+    account: Account
+    peak: Peak
+
+
+@frozen
+class Known:
+    """The job as the account knows it. held: every pipeline rank, empty where it is not modelled; unmodelled: why not."""
+
+    job: Job
+    graph: Graph
+    held: tuple[Held, ...]
+    ranks: tuple[Rank, ...]
+    unmodelled: str | None = None
+
+    @property
+    def worst(self) -> Held | None:
+        return max(self.held, key=lambda one: one.peak.bytes, default=None)
+
+
+def known(job: Job) -> Known:
+    """The job's accounts. An engine's refusal leaves the tensors that the model alone tells."""
+    graph = build(job.model, mtp=job.engine.name == "megatron")
+    ranks = ranks_of(job, graph)
+    held = []
+    try:
+        for rank in ranks:
+            found = account(job, graph, rank)
+            held.append(Held(rank=rank, account=found, peak=locate_peak(found.program)))
+    except UllageError as error:
+        return Known(job=job, graph=graph, held=(), ranks=ranks, unmodelled=str(error))
+    return Known(job=job, graph=graph, held=tuple(held), ranks=ranks)
+
+
+def matching(here: Known, evidence: Evidence) -> tuple[Candidate, ...]:
+    """The tensors of the job whose request failed."""
+    tensors = [one for held in here.held for one in (*made(held.account), *_unfused(held))]
+    ends = {here.ranks[0].index: here.ranks[0], here.ranks[-1].index: here.ranks[-1]}.values()
+    others = [one for rank in ends for one in elsewhere(here.job, here.graph, rank)]
+    shapes = {(one.kind, one.bytes): one.shape for one in others}
+    found = candidates([*tensors, *others], evidence.numbers, evidence.phases)
+    return tuple(one if one.made.shape else _shaped(one, shapes) for one in found)
+
+
+def _unfused(held: Held) -> Iterator[Made]:
+    """The temporary that an optimizer without a fused kernel makes beside each of its state's tensors (torch/optim/adam.py: denom)."""
+    for item in held.account.late:
+        for size in set(item.pieces) or {item.bytes}:
+            yield Made(
+                kind="optimizer-step",
+                category="transient",
+                what=f"a temporary as large as {item.what}, of an optimizer that is not fused",
+                bytes=size,
+                moment="optimizer step",
+                low_bytes=held.account.static_bytes,
+                high_bytes=held.peak.bytes,
+                note=item.formula,
+            )
+
+
+def _shaped(one: Candidate, shapes: dict[tuple[Kind, int], tuple[int, ...]]) -> Candidate:
+    shape = shapes.get((one.made.kind, one.made.bytes), ())
+    return replace(one, made=replace(one.made, shape=shape))
+
+
+def reasons(here: Known, evidence: Evidence, found: tuple[Candidate, ...]) -> Iterator[Reason]:
+    """Reasons out of the job: the tensors first, then what fills the card."""
+    if evidence.recognised in ("not-oom", "host-oom"):
+        return
+    capacity = evidence.numbers.capacity_bytes or here.job.cluster.device.capacity_bytes
+    yield from _tensors(found, capacity)
+    if not found and here.worst is not None:
+        yield from _unexplained(evidence, capacity)
+    if here.worst is not None:
+        yield from _states(here.job, here.worst, capacity)
+        yield from _rest(here, here.worst, capacity)
+
+
+def _tensors(found: tuple[Candidate, ...], capacity: int) -> Iterator[Reason]:
+    for number, one in enumerate(found):
+        large = one.made.bytes >= _LARGE * capacity
+        weight = one.likelihood * (3.0 if large else 1.5) * (0.5 if one.made.against else 1.0)
+        if not number or one.likelihood >= _LARGE:
+            yield Reason(kind=one.made.kind, weight=weight, why=_told(one), tensor=_tensor(one.made))
+
+
+def _tensor(one: Made) -> Tensor:
+    return Tensor(what=one.what, shape=one.shape, bytes=one.bytes, moment=one.moment)
+
+
+def _told(one: Candidate) -> str:
+    note = f" ({one.made.note})" if one.made.note else ""
+    where = "" if one.made.in_step else ", not part of the modelled step"
+    return (
+        f"{format_bytes(one.made.bytes)} is {one.made.what}{note}, made in: {one.made.moment}{where}; "
+        f"{one.likelihood:.0%} likely among the tensors of that size"
+    )
+
+
+def _unexplained(evidence: Evidence, capacity: int) -> Iterator[Reason]:
+    tried = evidence.numbers.tried_bytes
+    if tried is not None and tried > capacity:
+        yield Reason(
+            kind="config",
+            weight=1.5,
+            why=f"no tensor of this job has {format_bytes(tried)}: the run is not the job, or a shape is wrong",
+        )
+
+
+def _states(job: Job, worst: Held, capacity: int) -> Iterator[Reason]:
+    """States that fill the card, and the part of them that is a replica."""
+    size = dict.fromkeys(_STATES, 0)
+    for item, count in worst.account.static:
+        if item.category in size:
+            size[item.category] += item.bytes * count
+    states = sum(size.values())
+    share = states / capacity
+    if share < _TIGHT / 2:
+        return
+    parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in size.items() if n)
+    why = f"states alone take {format_bytes(states)} of {format_bytes(capacity)} ({parts}), before any activation"
+    over = share > _OVER
+    replica = _replicated(job, size)
+    if replica >= capacity / 3:
+        yield Reason(
+            kind="replica-not-shard",
+            weight=4.0 if over or replica > capacity else 2.6 * min(1.0, share / _TIGHT),
+            why=f"each of {job.layout.dp} data-parallel ranks holds a whole copy of {format_bytes(replica)}: "
+            f"{_why_whole(job)}",
+        )
+    weight = 3.6 if over else 3.0 * share if share >= _TIGHT else 1.2 * share
+    sure = over and not replica
+    yield Reason(kind="states", weight=5.0 if sure else weight, why=why)
+
+
+def _replicated(job: Job, size: dict[str, int]) -> int:
+    """Bytes that every data-parallel rank holds whole and could share."""
+    if job.layout.dp == 1:
+        return 0
+    name, stage = job.engine.name, job.engine.zero_stage
+    if name in ("fsdp1", "fsdp2") or (name in ("deepspeed", "megatron") and stage == 3):
+        return 0
+    whole = size["parameters"]
+    if name == "ddp" or stage == 0:
+        return sum(size.values())
+    return whole if stage >= 2 else whole + size["gradients"]
+
+
+def _why_whole(job: Job) -> str:
+    if job.engine.name in _SHARDS_NOTHING or job.engine.zero_stage == 0:
+        return f"{job.engine.name} shards {'the optimizer alone' if job.engine.name == 'zero1' else 'nothing'}"
+    return f"ZeRO stage {job.engine.zero_stage} shards no parameters; stage 3 does"
+
+
+def _rest(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:
+    """What is on top of the states at the peak, by kind, where the peak passes the card."""
+    late = set(worst.account.late)
+    moment = " ".join(worst.peak.moments)
+    kinds: dict[Kind, int] = {}
+    for item, count in worst.peak.live.items():
+        kind = kind_of(item, moment, late=item in late)
+        if item.category not in _STATES:
+            kinds[kind] = kinds.get(kind, 0) + item.bytes * count
+    rest = sum(kinds.values())
+    pressure = min(1.0, max(0.0, 2 * worst.peak.bytes / capacity - 1))  # a card half empty does not run out
+    for kind, size in kinds.items():
+        if size < capacity / 20 or kind == "states":
+            continue
+        yield Reason(
+            kind=kind,
+            weight=3.0 * pressure * min(1.0, size / capacity + size / rest / 3),
+            why=f"{format_bytes(size)} of {format_bytes(worst.peak.bytes)} predicted at the peak ({moment}) are {_WORDS.get(kind, kind)}",
+        )
+    if len(here.held) > 1:
+        yield from _end(here, worst)
+
+
+_WORDS: dict[Kind, str] = {
+    "activations": "activations and what backward needs for a moment",
+    "logits": "logits, their loss and its gradient",
+    "attention-scores": "attention scores",
+    "padding-mask": "an attention mask",
+    "optimizer-step": "temporaries of the optimizer's step",
+    "config": "communication buckets, whose size is a setting",
+}
+
+
+def _end(here: Known, worst: Held) -> Iterator[Reason]:
+    """A pipeline whose end holds far more than its middle."""
+    least = min(one.peak.bytes for one in here.held)
+    if worst.peak.bytes > 1.25 * least and worst.rank.index in (0, len(here.held) - 1):
+        end = "first" if worst.rank.index == 0 else "last"
+        yield Reason(
+            kind="pipeline-end",
+            weight=1.5,
+            why=f"the {end} stage holds {format_bytes(worst.peak.bytes)} where the least holds {format_bytes(least)}",
+        )

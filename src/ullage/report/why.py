@@ -1,0 +1,87 @@
+"""The answer of ``ullage why`` for a terminal: what happened, what it was, what to change, what not to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ullage.postmortem.advice import Advice, Why
+from ullage.postmortem.causes import Cause
+from ullage.postmortem.evidence import Evidence
+from ullage.report import words
+from ullage.report.console import heading
+from ullage.report.formats import coloured
+from ullage.report.terminal import indented
+from ullage.units import format_bytes
+
+_NAMES = {
+    "tried": "asked for",
+    "capacity": "of the card",
+    "free": "free",
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "other_processes": "other processes",
+}
+_STYLES = {"certain": "bold red", "likely": "yellow", "possible": "dim"}
+
+
+def why_report(answer: Why) -> Iterator[RenderableType]:
+    """The parts of the report, top to bottom."""
+    yield from _happened(answer.evidence)
+    yield from _causes(answer.causes)
+    yield from _advice(answer.advice)
+    if answer.useless:
+        yield heading("What does not help")
+        yield indented(Text("\n".join(f"{one.what}: {one.why}" for one in answer.useless)))
+    if answer.answer.unmodelled is not None:
+        yield Text(f"No account of the job: {answer.answer.unmodelled}", style="dim")
+
+
+def _happened(evidence: Evidence) -> Iterator[RenderableType]:
+    event = evidence.event
+    if event is None:
+        yield heading("Nothing found", f"{evidence.source} tells of no failure that is known")
+        return
+    yield heading(event.recognised, f"{event.what}; {evidence.source}, line {event.line}")
+    table = Table.grid(padding=(0, 2))
+    for name, label in _NAMES.items():
+        size = getattr(evidence.numbers, f"{name}_bytes")
+        if size is not None:
+            table.add_row(label, Text(format_bytes(size), justify="right"))
+    yield indented(table)
+    if len(evidence.ranks) > 1:
+        yield indented(Text(f"{words.plural(len(evidence.ranks), 'rank')} failed; the first to tell numbers is shown"))
+
+
+def _causes(causes: tuple[Cause, ...]) -> Iterator[RenderableType]:
+    if not causes:
+        return
+    yield heading("Causes", "what speaks most for itself first")
+    table = Table.grid(padding=(0, 2))
+    for one in causes:
+        text = Text(one.kind, style="bold")
+        text.append(f": {one.why}", style="not bold")
+        if one.tensor is not None and one.tensor.shape:
+            text.append(f"\nshape {' x '.join(map(str, one.tensor.shape))}", style="not bold dim")
+        table.add_row(Text(one.certainty, style=_STYLES[one.certainty]), text)
+    yield indented(table)
+
+
+def _advice(found: tuple[Advice, ...]) -> Iterator[RenderableType]:
+    if not found:
+        return
+    yield heading("What helps", "the least time lost for the bytes freed first, each estimated as a whole job")
+    table = Table.grid(padding=(0, 2))
+    for one in found:
+        after = one.verdict_after
+        if one.low_bytes is not None and one.high_bytes is not None:
+            after += f", {format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)}"
+        slower = "" if one.slowdown_ratio is None else f"{one.slowdown_ratio:.2f} x the time"
+        table.add_row(Text(one.what, style="bold"), f"frees {format_bytes(one.frees_bytes)}", slower, after)
+    yield indented(table)
+    last = next((one.edit for one in reversed(found) if one.edit is not None), None)
+    if last is not None:
+        yield indented(coloured(last))

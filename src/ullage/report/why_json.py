@@ -1,0 +1,60 @@
+"""``ullage why --json``, as docs/job.md names it."""
+
+from __future__ import annotations
+
+from ullage.postmortem.advice import Advice, Why
+from ullage.postmortem.causes import Cause
+
+_NUMBERS = (
+    "tried_bytes", "capacity_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "other_processes_bytes", "process_bytes",
+    "private_pools_bytes", "allowed_bytes", "device",
+)  # fmt: skip
+
+
+def why(answer: Why) -> dict[str, object]:
+    evidence = answer.evidence
+    event = evidence.event
+    return {
+        "recognised": evidence.recognised,
+        "numbers": {name: getattr(evidence.numbers, name) for name in _NUMBERS},
+        "causes": [_cause(one) for one in answer.causes],
+        "advice": [_advice(one) for one in answer.advice],
+        "no_help": [{"what": one.what, "why": one.why} for one in answer.useless],
+        "found": None
+        if event is None
+        else {
+            "source": evidence.source,
+            "line": event.line,
+            "what": event.what,
+            "text": event.text,
+            "rank": event.rank,
+        },
+        "failures": dict(evidence.failures),
+        "ranks": list(evidence.ranks),
+        "warnings": [] if answer.answer.unmodelled is None else [f"the job's account: {answer.answer.unmodelled}"],
+    }
+
+
+def _cause(one: Cause) -> dict[str, object]:
+    tensor = one.tensor
+    return {
+        "kind": one.kind,
+        "certainty": one.certainty,
+        "tensor": None
+        if tensor is None
+        else {"what": tensor.what, "shape": list(tensor.shape), "bytes": tensor.bytes, "moment": tensor.moment},
+        "why": one.why,
+    }
+
+
+def _advice(one: Advice) -> dict[str, object]:
+    return {
+        "change": one.change.as_dict(),
+        "what": one.what,
+        "frees_bytes": one.frees_bytes,
+        "slowdown_ratio": one.slowdown_ratio,
+        "verdict_after": one.verdict_after,
+        "low_bytes": one.low_bytes,
+        "high_bytes": one.high_bytes,
+        "edit": one.edit,
+    }

@@ -1,0 +1,165 @@
+"""From a message and a job to the tensor, the cause and what helps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ullage
+from ullage.errors import InvalidInput
+from ullage.units import GIB, MIB
+
+STEP = (  # hiyouga/LlamaFactory#1221: LLaMA-7B, ZeRO-2 on eight V100, inside Adam's step
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.14 GiB (GPU 5; 31.75 GiB total capacity; 28.28 GiB already "
+    "allocated; 1.95 GiB free; 28.28 GiB reserved in total by PyTorch)"
+)
+LLAMA = {
+    "model": "llama-2-7b",
+    "cluster": "8xV100-SXM-32GB",
+    "data": {"seq_len": 1024, "micro_batch": 1},
+    "engine": {"name": "deepspeed", "zero_stage": 2},
+    "precision": "fp16-mixed",
+}
+LONG = {
+    "model": "gemma-3-4b",
+    "cluster": "8xH100-SXM-80GB",
+    "data": {"seq_len": 65536, "micro_batch": 1},
+    "engine": {"name": "fsdp2"},
+    "recompute": "full",
+}
+
+
+def kinds(answer: ullage.Why) -> list[str]:
+    return [one.kind for one in answer.causes]
+
+
+def test_a_size_is_the_fingerprint_of_a_tensor() -> None:
+    answer = ullage.why(STEP, ullage.read_job(LLAMA))
+    shares = [one for one in answer.answer.candidates if one.made.kind == "optimizer-step"]
+    assert shares
+    assert all(abs(one.made.bytes - 3.14 * GIB) < 8 * MIB for one in answer.answer.candidates)
+    assert sum(one.likelihood for one in answer.answer.candidates) == pytest.approx(1, abs=0.01)
+    assert {"replica-not-shard", "optimizer-step"} <= set(kinds(answer))
+
+
+def test_a_traceback_says_which_of_equal_tensors_it_was() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "/env/torch/optim/adam.py", line 432, in _single_tensor_adam\n    denom = x\n'
+    answer = ullage.why(traceback + STEP, ullage.read_job(LLAMA))
+    assert kinds(answer)[0] == "optimizer-step"
+    assert answer.causes[0].tensor is not None
+    assert "optimizer" in answer.causes[0].tensor.moment
+
+
+def test_logits_of_a_long_sequence() -> None:
+    answer = ullage.why("CUDA out of memory. Tried to allocate 64.02 GiB.", ullage.read_job(LONG))
+    assert kinds(answer)[0] == "logits"
+    tensor = answer.causes[0].tensor
+    assert tensor is not None
+    assert tensor.bytes == 65536 * 262208 * 4
+
+
+def test_a_size_that_the_job_contradicts_is_no_more_than_possible() -> None:
+    """64.00 GiB is 8 x 65536 x 65536 x 2 B: scores that flash attention never makes, whatever the size says."""
+    answer = ullage.why("CUDA out of memory. Tried to allocate 64.00 GiB.", ullage.read_job(LONG))
+    scores = next(one for one in answer.causes if one.kind == "attention-scores")
+    assert scores.certainty == "possible"
+    assert "never makes" in scores.why
+
+
+@pytest.mark.parametrize("size", ["2.00 MiB", "20.00 MiB"])
+def test_a_size_that_any_tensor_asks_for_names_none(size: str) -> None:
+    answer = ullage.why(f"CUDA out of memory. Tried to allocate {size}.", ullage.read_job(LLAMA))
+    assert answer.answer.candidates == ()
+
+
+def test_no_tensor_of_that_size() -> None:
+    job = ullage.read_job(
+        {"model": "gpt2", "cluster": "1xH100-SXM-80GB", "data": {"seq_len": 128}, "engine": {"name": "single"}}
+    )
+    answer = ullage.why("CUDA out of memory. Tried to allocate 1.23 GiB.", job)
+    assert answer.answer.candidates == ()
+    assert kinds(answer) == ["unknown"]
+
+
+def test_advice_ends_with_the_first_that_fits_and_is_true() -> None:
+    job = ullage.read_job(LLAMA)
+    found = ullage.why(STEP, job).advice
+    assert [one.verdict_after for one in found].count("fits") == 1
+    assert found[-1].verdict_after == "fits"
+    again = ullage.read_job(
+        LLAMA, tuple(f"{key}={json.dumps(value)}" for key, value in found[-1].change.as_dict().items())
+    )
+    estimate = ullage.estimate(again)
+    assert (estimate.verdict, estimate.peak.low_bytes) == ("fits", found[-1].low_bytes)
+    assert found[-1].frees_bytes == ullage.estimate(job).peak.device_bytes - estimate.peak.device_bytes
+
+
+def test_advice_is_a_diff_of_their_file(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{\n  "train_micro_batch_size_per_gpu": 1,\n  "fp16": {"enabled": true},\n  "zero_optimization": {"stage": 2}\n}\n'
+    )
+    answer = ullage.why(
+        STEP, config=config, overrides=("model=llama-2-7b", "cluster=8xV100-SXM-32GB", "data.seq_len=1024")
+    )
+    edit = next(one.edit for one in answer.advice if one.change.get("engine.zero_stage") == 3)
+    assert edit is not None
+    assert '+  "zero_optimization": {"stage": 3}' in edit
+
+
+def message(**sizes: float) -> str:
+    return (
+        f"CUDA out of memory. Tried to allocate {sizes['tried']:.2f} GiB (GPU 0; 80.00 GiB total capacity; {sizes['allocated']:.2f} GiB "
+        f"already allocated; {sizes['free']:.2f} GiB free; {sizes['reserved']:.2f} GiB reserved in total by PyTorch)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (message(tried=2, allocated=50, free=1, reserved=77), "fragmentation"),
+        (message(tried=2, allocated=38, free=1, reserved=39), "foreign-process"),
+        (message(tried=341, allocated=6, free=73, reserved=6), "config"),
+        (message(tried=2, allocated=78, free=0.5, reserved=78.2), "unknown"),
+        ("Cuda failure 2 'out of memory'", "communicators"),
+        ("Memory cgroup out of memory: Killed process 1 (python)", "host-memory"),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", "config"),
+        ("\n".join(f"| allocated: {1000 + 100 * n}.0 |" for n in range(30)) + "\nCUDA out of memory. Tried", "leak"),
+    ],
+)  # fmt: skip
+def test_what_the_numbers_alone_say(text: str, kind: str) -> None:
+    assert kinds(ullage.why(text))[0] == kind
+
+
+def test_what_was_no_failure_of_memory_has_no_cause() -> None:
+    answer = ullage.why("RuntimeError: CUDA error: device-side assert triggered", ullage.read_job(LLAMA))
+    assert (answer.evidence.recognised, answer.causes, answer.advice) == ("not-oom", (), ())
+
+
+def ran(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ullage", "why", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+def test_the_command() -> None:
+    flags = ("--model", "llama-2-7b", "--cluster", "8xV100-SXM-32GB", "--engine", "deepspeed", "--zero-stage", "2")
+    done = ran("-", *flags, "--json", text=STEP)
+    assert (done.returncode, done.stderr) == (1, "")
+    answer = json.loads(done.stdout)
+    assert answer["recognised"] == "cuda-oom"
+    assert answer["numbers"]["tried_bytes"] == int(3.14 * GIB)
+    assert answer["causes"][0]["certainty"] in ("certain", "likely", "possible")
+    assert answer["advice"][-1]["verdict_after"] == "fits"
+    assert ran(STEP).stdout.count("3.14 GiB") >= 1
+    assert ran("nothing to see").returncode == 0
+    missing = ran("no-such.log")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "is no file" in missing.stderr
+
+
+def test_wrong_input() -> None:
+    with pytest.raises(InvalidInput):
+        ullage.why("x.log")
+    assert ran(STEP, "--tp", "2").returncode == 2
