@@ -83,12 +83,19 @@ def _time(answer: Estimate) -> tuple[dict[str, object], list[str]]:
     """The step's time by part, and a warning where it is not known."""
     found = time_or_why(answer.job)
     if not isinstance(found, StepTime):
-        nothing: dict[str, object] = {"step_s": None, "tokens_per_s_per_gpu": None, "mfu": None, "parts": {}}
+        nothing: dict[str, object] = {
+            "step_s": None,
+            "tokens_per_s_per_gpu": None,
+            "mfu": None,
+            "hfu": None,
+            "parts": {},
+        }
         return nothing, [f"time is not predicted: {found}"]
     return {
         "step_s": found.step_s,
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
         "mfu": found.mfu,
+        "hfu": found.hfu,
         "parts": dict(found.parts),
     }, []
 

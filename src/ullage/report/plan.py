@@ -42,10 +42,9 @@ def _plan(one: Plan) -> Iterator[RenderableType]:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
-    rate = f"{time.step_s:.4g} s a step, {time.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {100 * time.mfu:.1f} % of the peak (MFU)"
     peak = one.estimate.peak
     free = one.estimate.capacity_bytes - peak.high_bytes
-    table.add_row("time", rate)
+    table.add_row("time", f"{time.step_s:.4g} s a step, {words.rate(time)}")
     table.add_row("memory", f"{in_gib(peak.device_bytes)} a device; even the high estimate leaves {in_gib(free)} free")
     table.add_row("limited by", one.limited_by)
     for index, reason in enumerate(one.why):

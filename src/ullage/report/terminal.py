@@ -176,8 +176,7 @@ def step(estimate: Estimate) -> Iterator[RenderableType]:
     if not isinstance(found, StepTime):
         yield heading("Time of a step", f"not predicted: {found}")
         return
-    rate = f"{found.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {100 * found.mfu:.1f} % of the peak (MFU)"
-    yield heading("Time of a step", f"{found.step_s:.3f} s, {rate}; data loading left out")
+    yield heading("Time of a step", f"{found.step_s:.3f} s, {words.rate(found)}; data loading left out")
     table = _table("name", "number", "number")
     for name, seconds in sorted(found.parts, key=lambda part: -part[1]):
         table.add_row(Text(PARTS[name]), Text(f"{seconds:.3f} s"), Text(share(seconds, found.step_s)))

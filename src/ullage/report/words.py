@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ullage.engines.estimate import Estimate, RankEstimate
     from ullage.job.job import Job
     from ullage.memory.ledger import Line
+    from ullage.timing.step import StepTime
 
 PASSES = {"F": "forward", "B": "backward"}
 AFTER = "reductions and optimizer"
@@ -28,6 +29,12 @@ def in_unit(quantity: str, value: float) -> str:
     if quantity == "step_s":
         return f"{value:,.3f} s"
     return f"{value:,.0f} tok/s" if quantity == "tokens_per_s_per_gpu" else in_gib(value)
+
+
+def rate(time: StepTime) -> str:
+    """``5,762 tokens/s a GPU, 41.0 % of the peak (MFU)``, and with what is run again where anything is (HFU)."""
+    again = f", {100 * time.hfu:.1f} % with what is recomputed (HFU)" if time.hfu > time.mfu else ""
+    return f"{time.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {100 * time.mfu:.1f} % of the peak (MFU){again}"
 
 
 def share(part: float, whole: float) -> str:

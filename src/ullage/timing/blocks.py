@@ -111,22 +111,22 @@ def pass_s(work: Pass, place: Place, *, backward: bool) -> float:
 
 def work_again(block: Block, context: Context, mode: str, recompute: Recompute) -> tuple[OpWork, ...]:
     """What the backward runs again of a block in this mode."""
-    work = block_work(block, context)
-    if mode == CHECKPOINT:
-        return work
-    if mode == SELECTIVE:
-        modules = _recomputed_modules(block, context, recompute)
-        return tuple(one for one in work if one.module in modules)
-    return ()
+    if mode not in (CHECKPOINT, SELECTIVE):
+        return ()
+    modules = modules_again(block, context, mode, recompute)
+    return tuple(one for one in block_work(block, context) if one.module in modules)
 
 
-def _recomputed_modules(block: Block, context: Context, recompute: Recompute) -> frozenset[str]:
+@lru_cache(maxsize=4096)
+def modules_again(block: Block, context: Context, mode: str, recompute: Recompute) -> frozenset[str]:
+    """Modules of a block that its backward runs again; of a checkpointed one all."""
     steps = stacks.lower(block, context)
-    return frozenset(
-        steps[at].module
-        for segment in stacks.segments(block, context, recompute)
-        for at in range(segment.start, segment.stop)
-    )
+    if mode == CHECKPOINT:
+        return frozenset(one.module for one in block.ops) | frozenset(one.module for one in steps)
+    if mode != SELECTIVE:
+        return frozenset()
+    segments = stacks.segments(block, context, recompute)
+    return frozenset(steps[at].module for one in segments for at in range(one.start, one.stop))
 
 
 def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]:

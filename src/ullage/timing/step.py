@@ -5,7 +5,10 @@ Left out, and so not in any figure: loading data, logging, checkpoints, evaluati
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 
 from ullage.engines.base import context_of
 from ullage.engines.pipeline import actions_of
@@ -13,11 +16,13 @@ from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.adapted import graph_of
-from ullage.job.job import Job
-from ullage.model.count import flops_per_token
-from ullage.model.graph import Graph
+from ullage.job.job import Job, Recompute
+from ullage.kernels.step import Context
+from ullage.model.count import flops_per_token, forward_flops_per_token
+from ullage.model.graph import Block, Graph, Op
 from ullage.schedule import Action, finish_times
 from ullage.timing import offload
+from ullage.timing.blocks import modules_again
 from ullage.timing.machine import peak_flops_per_s
 from ullage.timing.stage import Stage, send_s
 
@@ -27,13 +32,15 @@ class StepTime:
     """parts: seconds of the slowest rank by part; they add up to ``step_s``.
 
     mfu: model FLOPs (model/count.py: the masked half of causal attention counted too, no recomputation) over what the GPUs could do
-    at their dense peak of bf16 in the same time.
+    at their dense peak of bf16 in the same time. hfu: with what recomputation runs again of forwards, counted likewise
+    (Korthikanti et al., arXiv 2205.05198, count three times that for attention).
     """
 
     step_s: float
     parts: tuple[tuple[str, float], ...]
     tokens_per_s_per_gpu: float
     mfu: float
+    hfu: float
 
     @property
     def bubble(self) -> float:
@@ -90,13 +97,35 @@ def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     parts["bubble"] = step_s - sum(parts.values())
     tokens = job.data.seq_len * job.data.micro_batch * job.data.grad_accum * job.layout.dp
     world = job.layout.world
-    peak = peak_flops_per_s(job.cluster.device, "bf16")
+    possible = step_s * world * peak_flops_per_s(job.cluster.device, "bf16")
+    flops = flops_per_token(graph, job.data.seq_len)
     return StepTime(
         step_s=step_s,
         parts=tuple((name, value) for name, value in parts.items() if value > 1e-9),
         tokens_per_s_per_gpu=tokens / step_s / world,
-        mfu=flops_per_token(graph, job.data.seq_len) * tokens / step_s / world / peak,
+        mfu=flops * tokens / possible,
+        hfu=(flops + _flops_again_per_token(job, graph, found)) * tokens / possible,
     )
+
+
+def _flops_again_per_token(job: Job, graph: Graph, found: tuple[Stage, ...]) -> int:
+    """Of all pipeline ranks, what backwards run again of forwards."""
+    if job.recompute.kind == "none":
+        return 0
+    counts: Counter[tuple[Block, str]] = Counter()
+    for stage in found:
+        for element in chain.from_iterable(stage.elements):
+            counts[element.block, element.mode] += element.size
+    context = found[0].context
+    return sum(
+        times * forward_flops_per_token(graph, _ops_again(block, context, mode, job.recompute), job.data.seq_len)
+        for (block, mode), times in counts.items()
+    )
+
+
+def _ops_again(block: Block, context: Context, mode: str, recompute: Recompute) -> Iterator[Op]:
+    modules = modules_again(block, context, mode, recompute)
+    return (op for op in block.ops if op.module in modules)
 
 
 def time_or_why(job: Job) -> StepTime | Unsupported:
