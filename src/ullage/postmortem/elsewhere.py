@@ -23,7 +23,7 @@ def elsewhere(job: Job, graph: Graph, rank: Rank) -> Iterator[Made]:
     yield from _logits(sizes)
     yield from _scores(job, sizes)
     yield from _whole(job, rank)
-    yield from _single(rank)
+    yield from _single(job, rank)
 
 
 def _logits(sizes: dict[str, int]) -> Iterator[Made]:
@@ -93,19 +93,24 @@ def _whole(job: Job, rank: Rank) -> Iterator[Made]:
             )
 
 
-def _single(rank: Rank) -> Iterator[Made]:
-    """Each parameter, and each block's parameters together: gathered, dequantised or cloned."""
+def _single(job: Job, rank: Rank) -> Iterator[Made]:
+    """Each parameter, and each block's parameters together: gathered, dequantised or cloned.
+
+    FSDP gathers for computing in the compute type; a whole parameter in the wider type of its shards is made for a full state dict.
+    """
+    cloned = job.engine.name in ("fsdp1", "fsdp2") and job.precision.params == "fp32" != job.precision.compute
     blocks: dict[str, int] = {}
     for one in rank.params:
         blocks[one.block.name] = blocks.get(one.block.name, 0) + one.numel
         dims = one.param.dims
         for dtype in (_HALF, _SINGLE):
+            saved = cloned and dtype == _SINGLE
             yield Made(
-                kind="states",
+                kind="save" if saved else "states",
                 category="gathered",
                 what=f"{one.name} in {_NAMES[dtype]}",
                 bytes=_bytes(one.numel, dtype),
-                moment="gathered, dequantised or copied",
+                moment="a full state dict" if saved else "gathered, dequantised or copied",
                 shape=tuple(dim for dim in dims if isinstance(dim, int))
                 if all(isinstance(d, int) for d in dims)
                 else (one.numel,),

@@ -86,6 +86,33 @@ class _Walk:
         return found
 
 
+def highest(node: Node, category: str) -> int:
+    """The most bytes of one category that a program holds at a time, whatever else it holds then."""
+    known: dict[int, tuple[int, int]] = {}
+
+    def fold(node: Node) -> tuple[int, int]:
+        if id(node) not in known:
+            known[id(node)] = folded(node)
+        return known[id(node)]
+
+    def folded(node: Node) -> tuple[int, int]:
+        if isinstance(node, Change):
+            delta = node.delta_bytes if node.item.category == category else 0
+            return delta, max(0, delta)
+        if isinstance(node, Repeat):
+            delta, peak = fold(node.child)
+            return node.times * delta, max(0, node.times - 1) * max(0, delta) + peak if node.times else 0
+        assert isinstance(node, Sequence)
+        at = most = 0
+        for child in node.children:
+            delta, peak = fold(child)
+            most = max(most, at + peak)
+            at += delta
+        return at, most
+
+    return fold(node)[1]
+
+
 _LOGITS = ("logits", "lm_head output", "loss")
 _SCORES = (
     "attention.scores",

@@ -18,7 +18,8 @@ from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.matching import Candidate, candidates
-from ullage.postmortem.tensors import Made, kind_of, made
+from ullage.postmortem.outside_step import around_steps, base_bytes, host
+from ullage.postmortem.tensors import Made, highest, kind_of, made
 from ullage.units import format_bytes
 
 _STATES = ("parameters", "buffers", "gradients", "optimizer")
@@ -100,15 +101,24 @@ def _shaped(one: Candidate, shapes: dict[tuple[Kind, int], tuple[int, ...]]) -> 
 
 def reasons(here: Known, evidence: Evidence, found: tuple[Candidate, ...]) -> Iterator[Reason]:
     """Reasons out of the job: the tensors first, then what fills the card."""
-    if evidence.recognised in ("not-oom", "host-oom"):
+    if evidence.recognised == "not-oom":
+        return
+    if here.worst is not None:
+        yield from host(here.job, here.worst.account.host_bytes * here.job.cluster.gpus_per_node)
+    if evidence.recognised == "host-oom":
         return
     capacity = evidence.numbers.capacity_bytes or here.job.cluster.device.capacity_bytes
     yield from _tensors(found, capacity)
     if not found and here.worst is not None:
         yield from _unexplained(evidence, capacity)
     if here.worst is not None:
-        yield from _states(here.job, here.worst, capacity)
+        static = _by_category(here.worst)
+        yield from _states(here.job, static, capacity)
         yield from _rest(here, here.worst, capacity)
+        worst = here.worst
+        yield from around_steps(here.job, worst.rank, sum(static.values()), worst.peak.bytes, capacity)
+    elif here.job.lora is not None:
+        yield from _frozen(here, capacity)
 
 
 def _tensors(found: tuple[Candidate, ...], capacity: int) -> Iterator[Reason]:
@@ -142,12 +152,30 @@ def _unexplained(evidence: Evidence, capacity: int) -> Iterator[Reason]:
         )
 
 
-def _states(job: Job, worst: Held, capacity: int) -> Iterator[Reason]:
-    """States that fill the card, and the part of them that is a replica."""
+def _by_category(held: Held) -> dict[str, int]:
+    """Bytes of the states: between two steps, and gradients at the end of a backward, where all live that no step leaves behind."""
     size = dict.fromkeys(_STATES, 0)
-    for item, count in worst.account.static:
+    for item, count in held.account.static:
         if item.category in size:
             size[item.category] += item.bytes * count
+    return size | {"gradients": highest(held.account.program, "gradients")}
+
+
+def _frozen(here: Known, capacity: int) -> Iterator[Reason]:
+    """A LoRA job, which no account models: its frozen weights are known all the same, and what they leave is for activations."""
+    weights = max(base_bytes(here.job, rank) for rank in here.ranks)
+    yield from _states(here.job, {"parameters": weights}, capacity)
+    if weights < _TIGHT * capacity:
+        yield Reason(
+            kind="activations",
+            weight=1.5,
+            why=f"frozen weights take {format_bytes(weights)} of {format_bytes(capacity)}, and adapters with their states little: "
+            "the rest was activations",
+        )
+
+
+def _states(job: Job, size: dict[str, int], capacity: int) -> Iterator[Reason]:
+    """States that fill the card, and the part of them that is a replica."""
     states = sum(size.values())
     share = states / capacity
     if share < _TIGHT / 2:
@@ -156,35 +184,45 @@ def _states(job: Job, worst: Held, capacity: int) -> Iterator[Reason]:
     why = f"states alone take {format_bytes(states)} of {format_bytes(capacity)} ({parts}), before any activation"
     over = share > _OVER
     replica = _replicated(job, size)
+    weight = 3.6 if over else 3.0 * share if share >= _TIGHT else 1.2 * share
     if replica >= capacity / 3:
+        left = states - replica + replica // job.layout.dp
+        cured = left < _TIGHT * capacity  # then the replica says more than that states are large
         yield Reason(
             kind="replica-not-shard",
-            weight=4.0 if over or replica > capacity else 2.6 * min(1.0, share / _TIGHT),
+            weight=max(weight + 0.2 if cured else 0.0, 2.6 * min(1.0, share / _TIGHT)),
             why=f"each of {job.layout.dp} data-parallel ranks holds a whole copy of {format_bytes(replica)}: "
-            f"{_why_whole(job)}",
+            f"{_why_whole(job)}. Shared out, states would be {format_bytes(left)}",
         )
-    weight = 3.6 if over else 3.0 * share if share >= _TIGHT else 1.2 * share
-    sure = over and not replica
-    yield Reason(kind="states", weight=5.0 if sure else weight, why=why)
+    yield Reason(kind="states", weight=5.0 if over and not replica else weight, why=why)
 
 
 def _replicated(job: Job, size: dict[str, int]) -> int:
     """Bytes that every data-parallel rank holds whole and could share."""
     if job.layout.dp == 1:
         return 0
+    if job.lora is not None:
+        whole_base = job.lora.base != "bf16" and job.engine.name == "deepspeed"
+        return size["parameters"] if whole_base or not _shards_parameters(job) else 0
     name, stage = job.engine.name, job.engine.zero_stage
-    if name in ("fsdp1", "fsdp2") or (name in ("deepspeed", "megatron") and stage == 3):
+    if _shards_parameters(job):
         return 0
-    whole = size["parameters"]
     if name == "ddp" or stage == 0:
         return sum(size.values())
-    return whole if stage >= 2 else whole + size["gradients"]
+    return size["parameters"] + (0 if stage >= 2 else size["gradients"])
+
+
+def _shards_parameters(job: Job) -> bool:
+    name, stage = job.engine.name, job.engine.zero_stage
+    return name in ("fsdp1", "fsdp2") or (name in ("deepspeed", "megatron") and stage == 3)
 
 
 def _why_whole(job: Job) -> str:
+    if job.lora is not None and job.lora.base != "bf16" and job.engine.zero_stage == 3:
+        return "ZeRO does not shard bitsandbytes' quantised weights"
     if job.engine.name in _SHARDS_NOTHING or job.engine.zero_stage == 0:
         return f"{job.engine.name} shards {'the optimizer alone' if job.engine.name == 'zero1' else 'nothing'}"
-    return f"ZeRO stage {job.engine.zero_stage} shards no parameters; stage 3 does"
+    return f"ZeRO stage {job.engine.zero_stage} shards no parameters; to shard them takes stage 3"
 
 
 def _rest(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:

@@ -1,0 +1,64 @@
+"""Causes that no account of a step holds: what an engine's account does not model, what happens before and after steps, the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ullage.dtypes import size_bytes
+from ullage.job.job import Job
+from ullage.memory.rank import Rank
+from ullage.postmortem.causes import Reason
+from ullage.units import format_bytes
+
+_ROOMY = 0.9
+"""Of the card: a step predicted to stay below it is not what ran out."""
+_BASE_BITS = {"bf16": 16.0, "int8": 8.0, "nf4": 4 + 32 / 64, "nf4-double": 4 + 8 / 64 + 32 / (64 * 256)}
+"""Bits of a frozen weight: nf4 keeps an fp32 scale for 64 weights, double quantisation 8 bits and an fp32 scale for 256 scales
+(arXiv:2305.14314, section 3)."""
+
+
+def base_bytes(job: Job, rank: Rank) -> int:
+    """Frozen weights of a LoRA job on one rank: whole where the engine shards none, or cannot shard a quantised one.
+
+    ZeRO-3 leaves bitsandbytes' 4- and 8-bit weights as they are; FSDP shards them (bnb_4bit_quant_storage).
+    """
+    assert job.lora is not None
+    whole = int(rank.numel() * _BASE_BITS[job.lora.base] / 8)
+    sharded = job.engine.name in ("fsdp1", "fsdp2") or (
+        job.engine.name == "deepspeed" and job.engine.zero_stage == 3 and job.lora.base == "bf16"
+    )
+    return whole // (job.engine.shard_group or job.layout.dp) if sharded else whole
+
+
+def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capacity: int) -> Iterator[Reason]:
+    """Where the step fits: the whole model that loading or saving puts on one card."""
+    if peak_bytes > _ROOMY * capacity or job.layout.dp == 1:
+        return
+    fits = f"the step is predicted to take {format_bytes(peak_bytes)} of {format_bytes(capacity)}, so it was before or after it"
+    if job.engine.name in ("fsdp1", "fsdp2"):
+        whole = size_bytes(rank.numel(), job.precision.params)
+        if static_bytes + whole > _ROOMY * capacity:
+            yield Reason(
+                kind="save",
+                weight=2.2,
+                why=f"{fits}: a full state dict gathered on the card adds {format_bytes(whole)} to {format_bytes(static_bytes)} of states",
+            )
+    if job.engine.name in ("fsdp1", "fsdp2") or (job.engine.name == "deepspeed" and job.engine.zero_stage == 3):
+        whole = size_bytes(rank.numel(), "fp32" if job.precision.params == "fp32" else "bf16")
+        if whole > _ROOMY * capacity:
+            yield Reason(
+                kind="load",
+                weight=2.0,
+                why=f"{fits}: a model loaded whole before it is sharded takes {format_bytes(whole)} on every card",
+            )
+
+
+def host(job: Job, host_bytes: int) -> Iterator[Reason]:
+    """States on the host against its memory; host_bytes: of one node."""
+    memory = job.cluster.host_memory_bytes
+    if memory is not None and host_bytes > _ROOMY * memory:
+        yield Reason(
+            kind="host-memory",
+            weight=4.0,
+            why=f"states on the host take {format_bytes(host_bytes)} of a node's {format_bytes(memory)}, before loading and pinning",
+        )
