@@ -68,6 +68,13 @@ def grouped_matmul_efficiency(
     return _efficiency(_terms(device, dtype), together, m, n, k, accumulate)
 
 
+@functools.cache
+def misaligned(dtype: str) -> Value:
+    """What a batched matmul keeps of its rate where rows do not start at multiples of 16 bytes."""
+    row = table("matmul")["misaligned"]
+    return efficiency(row.get(dtype, row["any"]), "default", row["source"])
+
+
 def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: bool) -> Value:
     assert min(groups, m, n, k) >= 1, (groups, m, n, k)
     outputs = groups * m * n

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
+from ullage import dtypes
 from ullage.frozen import replace
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
@@ -203,7 +204,9 @@ def _attention(op: Op, context: Context) -> OpWork:
 def _unfused(queries: int, keys: int, context: Context) -> tuple[Matmul, Matmul]:
     """Scores and their product with v, a matmul for each head; the softmax between them is traffic. A mask saves no FLOPs."""
     groups = context.size(BATCH) * context.size("heads")
-    return (
-        Matmul(m=queries, n=keys, k=context.size("head_dim"), dtype=context.compute, groups=groups),
-        Matmul(m=queries, n=context.size("v_head_dim"), k=keys, dtype=context.compute, groups=groups),
-    )
+
+    def matmul(n: int, k: int) -> Matmul:
+        aligned = all(dtypes.bits(context.compute) * size % 128 == 0 for size in (n, k))
+        return Matmul(m=queries, n=n, k=k, dtype=context.compute, groups=groups, aligned=aligned)
+
+    return matmul(keys, context.size("head_dim")), matmul(context.size("v_head_dim"), keys)

@@ -11,7 +11,7 @@ from ullage.hardware.curve import Kind
 class Matmul:
     """[m, k] x [k, n], ``groups`` of them (experts; m is then the rows of each), in one kernel or one each on ``streams`` streams.
 
-    accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion).
+    accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion). aligned: rows of all three start at multiples of 16 bytes.
     """
 
     m: int
@@ -21,6 +21,7 @@ class Matmul:
     groups: int = 1
     accumulate: bool = False
     streams: int = 0
+    aligned: bool = True
 
     @property
     def flops(self) -> int:
