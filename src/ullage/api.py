@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer as Planned
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Proof
+    from ullage.train.settings import Settings
     from ullage.validation.compare import Validation
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "Job",
     "ModelFacts",
     "Planned",
+    "Proof",
+    "Settings",
     "Shown",
     "Validation",
     "as_dict",
@@ -39,6 +43,7 @@ __all__ = [
     "estimate",
     "models",
     "plan",
+    "prove",
     "read_job",
     "show",
     "validate",
@@ -136,15 +141,30 @@ def plan(
     return plan(source, overrides, goal_name=goal, engines=engines, top=top, exhaustive=exhaustive)
 
 
-def as_dict(answer: Estimate | Planned | Shown | Validation) -> dict[str, object]:
-    """The JSON object of docs/job.md and docs/show.md, in plain Python values: what the commands print as JSON."""
+def prove(job: Job, settings: Settings | None = None) -> Proof | None:
+    """The job run on its ranks and on one device, from the same seed on the same tokens; ``equal`` says whether they agree.
+
+    Starts a process for each rank, or runs as the rank that a launcher has started: then None on all but the first. Needs ullage[train];
+    raises Unsupported for what is not run (docs/train.md).
+    """
+    from ullage.train.run import prove
+    from ullage.train.settings import Settings
+
+    return prove(job, settings or Settings(steps=20))
+
+
+def as_dict(answer: Estimate | Planned | Proof | Shown | Validation) -> dict[str, object]:
+    """The JSON object of docs/job.md, docs/show.md and docs/train.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
     if isinstance(answer, Estimate):
         return json.estimate(answer)
     from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Proof
 
+    if isinstance(answer, Proof):
+        return json.proof(answer)
     if isinstance(answer, Answer):
         return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
@@ -172,6 +192,14 @@ def __getattr__(name: str) -> object:
         from ullage.planner.plan import Answer
 
         return Answer
+    if name == "Proof":
+        from ullage.train.answers import Proof
+
+        return Proof
+    if name == "Settings":
+        from ullage.train.settings import Settings
+
+        return Settings
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

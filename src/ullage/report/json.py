@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ullage.timing.step import StepTime, time_or_why
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Proof
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
 
@@ -185,6 +188,14 @@ def shown(answer: Shown) -> dict[str, object]:
             for stage, (slots, after_s) in enumerate(zip(answer.gantt.ranks, answer.gantt.after_s, strict=True))
         ]
     return found
+
+
+def proof(answer: Proof) -> dict[str, object]:
+    """``ullage prove --json``; a difference that is no number is null."""
+    found = {"equal": answer.equal, **asdict(answer), "rows": [asdict(row) for row in answer.rows]}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()
+    }
 
 
 def _leftover(one: Leftover) -> dict[str, object]:

@@ -1,0 +1,85 @@
+"""What runs answer, as plain values. No torch here: a report reads them."""
+
+from __future__ import annotations
+
+from ullage.frozen import frozen
+
+
+@frozen
+class Memory:
+    """Of the rank that holds most. kind: allocated (CUDA's allocator) or resident (the process, on the CPU).
+
+    predicted_bytes: what the estimate says will be allocated; None: the job is not modelled. capacity_bytes: of the device, on the CPU
+    of the one that the job names.
+    """
+
+    kind: str
+    used_bytes: int
+    predicted_bytes: int | None
+    capacity_bytes: int
+
+
+@frozen
+class Progress:
+    """One optimizer step. loss: mean over the step's tokens, on all ranks. grad_norm: before clipping, None where nothing clips.
+
+    tokens: since the run began. mfu: share of the device's peak, on the CPU of a matmul measured at the start. scale: of the loss in
+    fp16. skipped: gradients overflowed, and the step was left out.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+    tokens: int
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    memory: Memory
+    scale: float | None = None
+    skipped: bool = False
+
+
+@frozen
+class Trained:
+    """What a run ends with. device: of rank 0."""
+
+    ranks: int
+    device: str
+    first: Progress
+    last: Progress
+
+
+@frozen
+class Row:
+    """One step on one device and on the ranks."""
+
+    step: int
+    loss: float
+    loss_on_ranks: float
+    grad_norm: float | None
+    grad_norm_on_ranks: float | None
+
+
+@frozen
+class Proof:
+    """loss_error, norm_error: the largest relative differences over the steps. weight_error: of all final weights together,
+    |ranks - one| / |one|; step_error: the same over |one - start|, so that weights that go elsewhere are seen however near they stay.
+
+    tolerance: what these may be; step_tolerance: what step_error may be.
+    """
+
+    ranks: int
+    rows: tuple[Row, ...]
+    loss_error: float
+    norm_error: float
+    weight_error: float
+    step_error: float
+    tolerance: float
+    step_tolerance: float
+
+    @property
+    def equal(self) -> bool:
+        near = max(self.loss_error, self.norm_error, self.weight_error) <= self.tolerance
+        return near and self.step_error <= self.step_tolerance

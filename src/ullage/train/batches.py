@@ -1,0 +1,78 @@
+"""Which sequences a rank sees in a step: the step's are dealt out micro-batch by micro-batch, over the data-parallel ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from ullage.errors import InvalidInput
+from ullage.job.job import Job
+from ullage.train.settings import Settings
+from ullage.train.tokens import TOKEN_FILES, Packed, Random, Tokens
+
+
+def tokens_of(job: Job, settings: Settings) -> Tokens:
+    """The run's tokens; rank 0 makes the token file of a text while the others wait."""
+    vocab, seq_len = _vocabulary(job), job.data.seq_len
+    if not settings.data:
+        return Random(vocab, seq_len, settings.seed)
+    texts = [path for path in settings.data if path.suffix not in TOKEN_FILES]
+    if not texts:
+        return Packed(settings.data, vocab, seq_len, settings.seed)
+    if len(texts) < len(settings.data):
+        raise InvalidInput(
+            "are token files and texts",
+            key="--data",
+            value=", ".join(map(str, settings.data))[:200],
+            remedy="give one kind",
+        )
+    return Packed([_token_file(settings, vocab)], vocab, seq_len, settings.seed)
+
+
+def _token_file(settings: Settings, vocab: int) -> Path:
+    from ullage.train.text import tokenized
+
+    folder = settings.tokenizer or settings.weights
+    if folder is None:
+        raise InvalidInput(
+            "is text", key="--data", value=str(settings.data[0]), remedy="--tokenizer FOLDER names its tokenizer"
+        )
+    if settings.out is None:
+        remedy = "ullage train makes a token file of it, in its --out: give that"
+        raise InvalidInput("is text", key="--data", value=str(settings.data[0]), remedy=remedy)
+    made = [settings.data, folder, settings.column, settings.out / "data", vocab]
+    if _rank() == 0:
+        tokenized(*made)  # type: ignore[arg-type]
+    if distributed.is_initialized():
+        distributed.barrier()
+    return tokenized(*made)  # type: ignore[arg-type]
+
+
+def micro_batches(job: Job, tokens: Tokens, step: int) -> list[torch.Tensor]:
+    """Token tensors (micro_batch, seq_len) of this rank for the step, counted from 0, one for each micro-batch.
+
+    One device that runs every rank's (composed.alone) meets the same sequences in the same micro-batches.
+    """
+    data, ranks = job.data, job.layout.dp
+    first = step * data.grad_accum * ranks
+    rank = _rank() if ranks > 1 else 0
+    return [
+        torch.stack([tokens.sequence(number * data.micro_batch + index) for index in range(data.micro_batch)])
+        for number in range(first + rank, first + data.grad_accum * ranks, ranks)
+    ]
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def _vocabulary(job: Job) -> int:
+    vocab = job.model.keys.get("vocab_size")
+    if not isinstance(vocab, int):
+        from ullage.trace.models import config_of
+
+        vocab = config_of(job).vocab_size
+    assert isinstance(vocab, int), "a language model has a vocabulary"
+    return vocab
