@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer as Planned
     from ullage.techniques.told import Shown
-    from ullage.train.answers import Proof
+    from ullage.train.answers import Measured, Proof
     from ullage.train.settings import Settings
     from ullage.validation.compare import Validation
 
@@ -30,6 +30,7 @@ __all__ = [
     "Conversion",
     "Estimate",
     "Job",
+    "Measured",
     "ModelFacts",
     "Planned",
     "Proof",
@@ -41,6 +42,7 @@ __all__ = [
     "convert",
     "devices",
     "estimate",
+    "measure",
     "models",
     "plan",
     "prove",
@@ -153,7 +155,18 @@ def prove(job: Job, settings: Settings | None = None) -> Proof | None:
     return prove(job, settings or Settings(steps=20))
 
 
-def as_dict(answer: Estimate | Planned | Proof | Shown | Validation) -> dict[str, object]:
+def measure(job: Job, settings: Settings | None = None) -> Measured | None:
+    """A few steps of the job on its ranks, and what each held at its highest, against the estimate; ``within`` says whether they agree.
+
+    Started as ``prove`` is. settings.steps: timed steps, after two that are recorded. Needs ullage[train].
+    """
+    from ullage.train.run import measure
+    from ullage.train.settings import Settings
+
+    return measure(job, settings or Settings(steps=3))
+
+
+def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation) -> dict[str, object]:
     """The JSON object of docs/job.md, docs/show.md and docs/train.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
@@ -161,10 +174,12 @@ def as_dict(answer: Estimate | Planned | Proof | Shown | Validation) -> dict[str
         return json.estimate(answer)
     from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
-    from ullage.train.answers import Proof
+    from ullage.train.answers import Measured, Proof
 
     if isinstance(answer, Proof):
         return json.proof(answer)
+    if isinstance(answer, Measured):
+        return json.measured(answer)
     if isinstance(answer, Answer):
         return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
@@ -192,10 +207,11 @@ def __getattr__(name: str) -> object:
         from ullage.planner.plan import Answer
 
         return Answer
-    if name == "Proof":
-        from ullage.train.answers import Proof
+    if name in ("Measured", "Proof"):
+        from ullage.train import answers
 
-        return Proof
+        found: object = getattr(answers, name)
+        return found
     if name == "Settings":
         from ullage.train.settings import Settings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ullage.errors import UllageError
@@ -29,6 +29,7 @@ IMPORTS = (
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "ullage.trace.models",
+    "ullage.train.measured",
     "ullage.train.proof",
     "tests.distributed.training",
 )
@@ -56,12 +57,23 @@ def all_proved(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
     """As one rank of the process group: the proof of each job by name, on rank 0; the error's text where one is refused."""
     from ullage.train.proof import prove
 
+    return _each(prove, jobs, settings)
+
+
+def all_measured(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
+    """What each job's ranks held, in the same form."""
+    from ullage.train.measured import measure
+
+    return _each(measure, jobs, settings)
+
+
+def _each(verb: Callable[[Job, Settings], Any], jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, job in jobs.items():
             try:
-                found[name] = prove(job, settings)
+                found[name] = verb(job, settings)
             except UllageError as error:
                 found[name] = str(error)
     return found

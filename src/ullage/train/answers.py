@@ -83,3 +83,50 @@ class Proof:
     def equal(self) -> bool:
         near = max(self.loss_error, self.norm_error, self.weight_error) <= self.tolerance
         return near and self.step_error <= self.step_tolerance
+
+
+@frozen
+class RankMemory:
+    """One rank's steady step at its highest. allocated_bytes: on the CPU storages tracked, rounded as CUDA's allocator rounds.
+
+    reserved_bytes, device_bytes: of a GPU, None on the CPU. categories: allocated bytes by the ledger's category, on the CPU.
+    """
+
+    rank: int
+    allocated_bytes: int
+    reserved_bytes: int | None
+    device_bytes: int | None
+    moment: str
+    categories: tuple[tuple[str, int], ...]
+
+
+@frozen
+class Measured:
+    """A few steps of a job, held against its estimate. predicted_bytes: allocated, without the workspaces of GPU libraries on the CPU.
+
+    workspace_bytes: what the estimate has of these, 0 on a GPU.
+    bound: what the relative error of the rank that holds most may be. step_s: median over the steps after the recorded ones.
+    """
+
+    device: str
+    versions: tuple[str, ...]
+    ranks: tuple[RankMemory, ...]
+    predicted_bytes: int
+    predicted_moment: str
+    predicted: tuple[tuple[str, int], ...]
+    workspace_bytes: int
+    step_s: float
+    tokens_per_s_per_rank: float
+    bound: float
+
+    @property
+    def worst(self) -> RankMemory:
+        return max(self.ranks, key=lambda one: one.allocated_bytes)
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.worst.allocated_bytes - 1
+
+    @property
+    def within(self) -> bool:
+        return abs(self.error) <= self.bound

@@ -11,12 +11,21 @@ from ullage.train.reach import refuse_what_is_not_run
 from ullage.train.settings import Settings
 
 if TYPE_CHECKING:
-    from ullage.train.answers import Proof
+    from ullage.train.answers import Measured, Proof
 
 
 def prove(job: Job, settings: Settings) -> Proof | None:
     """The job's ranks against one device (proof.py). None on a rank that a launcher has started and that is not the first."""
     found: Proof | None = _on_ranks("ullage.train.proof", "prove", job, settings)
+    return found
+
+
+def measure(job: Job, settings: Settings) -> Measured | None:
+    """A few steps of the job, held against its estimate (measured.py). None on a rank that is not the first."""
+    from ullage.engines.estimate import estimate
+
+    estimate(job)  # says before anything is started what it does not model
+    found: Measured | None = _on_ranks("ullage.train.measured", "measure", job, settings)
     return found
 
 
