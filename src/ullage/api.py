@@ -152,7 +152,7 @@ def prove(job: Job, settings: Settings | None = None) -> Proof | None:
     from ullage.train.run import prove
     from ullage.train.settings import Settings
 
-    return prove(job, settings or Settings(steps=20))
+    return prove(job, settings or Settings())
 
 
 def measure(job: Job, settings: Settings | None = None) -> Measured | None:

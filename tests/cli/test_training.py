@@ -63,7 +63,7 @@ def test_a_rank_says_what_is_wrong_with_the_data(job: Path, tmp_path: Path) -> N
 def test_what_is_not_run_is_refused_at_once(verb: str, job: Path) -> None:
     done = command(verb, job, "--recompute", "{sqrt: true}")
     assert done.returncode == 2
-    assert "recompute = sqrt: is not run by ullage train yet" in done.stderr
+    assert "recompute = sqrt: is not run yet" in done.stderr
 
 
 def test_a_launcher_with_another_number_of_ranks(job: Path) -> None:

@@ -31,7 +31,9 @@ def job_of(arguments: argparse.Namespace, command: str) -> Job:
 def add_run_flags(parser: argparse.ArgumentParser, *, steps: int, data: str) -> None:
     """What a run has beside its job. steps: as many by default; data: what there is without --data."""
     group = parser.add_argument_group("the run")
-    group.add_argument("--data", nargs="+", type=Path, default=[], metavar="FILE", help=f"token files or text ({data})")
+    group.add_argument(
+        "--data", nargs="+", type=Path, default=[], metavar="FILE", help=f"token files, .bin or .npy ({data})"
+    )
     group.add_argument("--steps", type=int, default=steps, metavar="N", help=f"optimizer steps ({steps})")
     group.add_argument("--lr", type=float, default=3e-4, metavar="RATE", help="learning rate (3e-4)")
     group.add_argument("--weight-decay", type=float, default=0.01, metavar="RATE", help="of AdamW (0.01)")
@@ -41,7 +43,7 @@ def add_run_flags(parser: argparse.ArgumentParser, *, steps: int, data: str) -> 
     )
 
 
-def settings_of(arguments: argparse.Namespace, **more: object) -> Settings:
+def settings_of(arguments: argparse.Namespace) -> Settings:
     from ullage.train.settings import Settings
 
     return Settings(
@@ -51,5 +53,4 @@ def settings_of(arguments: argparse.Namespace, **more: object) -> Settings:
         seed=arguments.seed,
         data=tuple(arguments.data),
         weights=arguments.weights,
-        **more,  # type: ignore[arg-type]
     )

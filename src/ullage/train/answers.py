@@ -6,52 +6,6 @@ from ullage.frozen import frozen
 
 
 @frozen
-class Memory:
-    """Of the rank that holds most. kind: allocated (CUDA's allocator) or resident (the process, on the CPU).
-
-    predicted_bytes: what the estimate says will be allocated; None: the job is not modelled. capacity_bytes: of the device, on the CPU
-    of the one that the job names.
-    """
-
-    kind: str
-    used_bytes: int
-    predicted_bytes: int | None
-    capacity_bytes: int
-
-
-@frozen
-class Progress:
-    """One optimizer step. loss: mean over the step's tokens, on all ranks. grad_norm: before clipping, None where nothing clips.
-
-    tokens: since the run began. mfu: share of the device's peak, on the CPU of a matmul measured at the start. scale: of the loss in
-    fp16. skipped: gradients overflowed, and the step was left out.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    grad_norm: float | None
-    lr: float
-    tokens: int
-    step_s: float
-    tokens_per_s: float
-    mfu: float | None
-    memory: Memory
-    scale: float | None = None
-    skipped: bool = False
-
-
-@frozen
-class Trained:
-    """What a run ends with. device: of rank 0."""
-
-    ranks: int
-    device: str
-    first: Progress
-    last: Progress
-
-
-@frozen
 class Row:
     """One step on one device and on the ranks."""
 

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import distributed
 
-from ullage.errors import InvalidInput
+from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.train.settings import Settings
 from ullage.train.tokens import TOKEN_FILES, Packed, Random, Tokens
 
 
 def tokens_of(job: Job, settings: Settings) -> Tokens:
-    """The run's tokens; rank 0 makes the token file of a text while the others wait."""
     vocab, seq_len = _vocabulary(job), job.data.seq_len
     if not settings.data:
         return Random(vocab, seq_len, settings.seed)
-    texts = [path for path in settings.data if path.suffix not in TOKEN_FILES]
-    if not texts:
-        return Packed(settings.data, vocab, seq_len, settings.seed)
-    if len(texts) < len(settings.data):
-        raise InvalidInput(
-            "are token files and texts",
-            key="--data",
-            value=", ".join(map(str, settings.data))[:200],
-            remedy="give one kind",
-        )
-    return Packed([_token_file(settings, vocab)], vocab, seq_len, settings.seed)
-
-
-def _token_file(settings: Settings, vocab: int) -> Path:
-    from ullage.train.text import tokenized
-
-    folder = settings.tokenizer or settings.weights
-    if folder is None:
-        raise InvalidInput(
-            "is text", key="--data", value=str(settings.data[0]), remedy="--tokenizer FOLDER names its tokenizer"
-        )
-    if settings.out is None:
-        remedy = "ullage train makes a token file of it, in its --out: give that"
-        raise InvalidInput("is text", key="--data", value=str(settings.data[0]), remedy=remedy)
-    made = [settings.data, folder, settings.column, settings.out / "data", vocab]
-    if _rank() == 0:
-        tokenized(*made)  # type: ignore[arg-type]
-    if distributed.is_initialized():
-        distributed.barrier()
-    return tokenized(*made)  # type: ignore[arg-type]
+    for path in settings.data:
+        if path.suffix not in TOKEN_FILES:
+            raise Unsupported("is no token file", key="--data", value=str(path), allowed=", ".join(TOKEN_FILES))
+    return Packed(settings.data, vocab, seq_len, settings.seed)
 
 
 def micro_batches(job: Job, tokens: Tokens, step: int) -> list[torch.Tensor]:

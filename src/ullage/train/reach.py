@@ -48,9 +48,7 @@ def refuse_what_is_not_run(job: Job) -> None:
     }
     for key, value in refused.items():
         if value is not None:
-            raise Unsupported(
-                "is not run by ullage train yet", key=key, value=value, remedy="docs/train.md lists what is"
-            )
+            raise Unsupported("is not run yet", key=key, value=value, remedy="docs/train.md lists what is")
     _refuse_options(job)
     _refuse_types(job)
     _refuse_groups(job)
@@ -65,7 +63,7 @@ def _refuse_options(job: Job) -> None:
     for name, value in job.engine.options.items():
         if name not in known:
             raise Unsupported(
-                f"does not reach {job.engine.name} from ullage train yet",
+                f"does not reach {job.engine.name} yet",
                 key=f"engine.options.{name}",
                 value=value,
                 allowed=", ".join(known),
@@ -75,9 +73,7 @@ def _refuse_options(job: Job) -> None:
 def _refuse_types(job: Job) -> None:
     options = job.engine.options
     if job.precision not in [resolve(name, job.engine.name, options) for name in PRECISIONS]:
-        raise Unsupported(
-            "these element types are not run by ullage train yet", key="precision", allowed=", ".join(PRECISIONS)
-        )
+        raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(PRECISIONS))
     if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
@@ -95,6 +91,4 @@ def _refuse_groups(job: Job) -> None:
     if job.engine.name == "fsdp2" and job.layout.dp == 1:
         raise Unsupported("has one rank, and nothing to shard", key="layout.dp", value=1, remedy="use engine single")
     if shard is not None and (job.engine.name != "fsdp2" or shard == 1 < job.layout.dp):
-        raise Unsupported(
-            "is not run by ullage train", key="engine.shard_group", value=shard, remedy="use fsdp2 with 2 or more"
-        )
+        raise Unsupported("is not run yet", key="engine.shard_group", value=shard, remedy="use fsdp2 with 2 or more")

@@ -10,29 +10,21 @@ from ullage.frozen import frozen
 
 @frozen
 class Settings:
-    """lr: reached after ``warmup`` steps, linearly, and kept. seed: of the weights and of the data's order.
-
-    data: token files, or text with ``tokenizer``; none: random tokens from the seed. weights: a folder with safetensors to start from;
-    None: weights are drawn. column: of JSONL and Parquet, where the text is. out: where metrics and tokens are written; None: nowhere.
+    """seed: of the weights and of the data's order. data: token files; none: random tokens from the seed. weights: a folder with
+    safetensors to start from; None: weights are drawn.
     """
 
-    steps: int = 100
+    steps: int = 20
     lr: float = 3e-4
-    warmup: int = 0
     weight_decay: float = 0.01
     seed: int = 0
     data: tuple[Path, ...] = ()
-    tokenizer: Path | None = None
-    column: str = "text"
     weights: Path | None = None
-    out: Path | None = None
-    tensorboard: bool = True
 
     def __post_init__(self) -> None:
         for key, value, wrong, allowed in (
             ("--steps", self.steps, self.steps < 1, "1 or more"),
             ("--lr", self.lr, not 0 < self.lr < 1e6, "a number above 0"),
-            ("--warmup", self.warmup, self.warmup < 0, "0 or more"),
             ("--weight-decay", self.weight_decay, not 0 <= self.weight_decay < 1e6, "0 or more"),
             ("--seed", self.seed, not 0 <= self.seed < 2**63, "0 to 2^63 - 1"),
         ):

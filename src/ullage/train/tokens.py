@@ -1,4 +1,4 @@
-"""Where tokens come from: files of token numbers, text that a tokenizer turns into such a file, or a seed.
+"""Where tokens come from: files of token numbers, or a seed.
 
 A token file is a flat array of token numbers: ``.npy`` of uint16, uint32, int32 or int64, or ``.bin``, little-endian without a head, of
 uint16 where the vocabulary has at most 65,536 tokens and of uint32 where it has more. It is mapped, not read. Sequences of seq_len
