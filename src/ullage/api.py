@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ullage.planner.plan import Answer as Planned
     from ullage.postmortem.advice import Why
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Measured, Proof
+    from ullage.train.settings import Settings
     from ullage.validation.compare import Validation
 
 __all__ = [
@@ -29,8 +31,11 @@ __all__ = [
     "Conversion",
     "Estimate",
     "Job",
+    "Measured",
     "ModelFacts",
     "Planned",
+    "Proof",
+    "Settings",
     "Shown",
     "Validation",
     "Why",
@@ -39,8 +44,10 @@ __all__ = [
     "convert",
     "devices",
     "estimate",
+    "measure",
     "models",
     "plan",
+    "prove",
     "read_job",
     "show",
     "validate",
@@ -166,8 +173,31 @@ def why(
     return advised(why(read_input(given, progress), job), theirs.diff if theirs is not None else None)
 
 
-def as_dict(answer: Estimate | Planned | Shown | Validation | Why) -> dict[str, object]:
-    """The JSON object of docs/job.md and docs/show.md, in plain Python values: what the commands print as JSON."""
+def prove(job: Job, settings: Settings | None = None) -> Proof | None:
+    """The job run on its ranks and on one device, from the same seed on the same tokens; ``equal`` says whether they agree.
+
+    Starts a process for each rank, or runs as the rank that a launcher has started: then None on all but the first. Needs ullage[train];
+    raises Unsupported for what is not run (docs/train.md).
+    """
+    from ullage.train.run import prove
+    from ullage.train.settings import Settings
+
+    return prove(job, settings or Settings())
+
+
+def measure(job: Job, settings: Settings | None = None) -> Measured | None:
+    """A few steps of the job on its ranks, and what each held at its highest, against the estimate; ``within`` says whether they agree.
+
+    Started as ``prove`` is. settings.steps: timed steps, after two that are recorded. Needs ullage[train].
+    """
+    from ullage.train.run import measure
+    from ullage.train.settings import Settings
+
+    return measure(job, settings or Settings(steps=3))
+
+
+def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation | Why) -> dict[str, object]:
+    """The JSON object of docs/job.md, docs/show.md and docs/train.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
     if isinstance(answer, Estimate):
@@ -175,11 +205,16 @@ def as_dict(answer: Estimate | Planned | Shown | Validation | Why) -> dict[str, 
     from ullage.planner.plan import Answer
     from ullage.postmortem.advice import Why
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Measured, Proof
 
     if isinstance(answer, Why):
         from ullage.report import why_json
 
         return why_json.why(answer)
+    if isinstance(answer, Proof):
+        return json.proof(answer)
+    if isinstance(answer, Measured):
+        return json.measured(answer)
     if isinstance(answer, Answer):
         return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
@@ -211,6 +246,15 @@ def __getattr__(name: str) -> object:
         from ullage.postmortem.advice import Why
 
         return Why
+    if name in ("Measured", "Proof"):
+        from ullage.train import answers
+
+        found: object = getattr(answers, name)
+        return found
+    if name == "Settings":
+        from ullage.train.settings import Settings
+
+        return Settings
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

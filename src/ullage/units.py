@@ -86,6 +86,11 @@ def gib(n_bytes: float) -> float:
     return n_bytes / GIB
 
 
+def mib(n_bytes: float) -> float:
+    """Bytes as MiB (2^20)."""
+    return n_bytes / MIB
+
+
 def gb(n_bytes: float) -> float:
     """Bytes as GB (10^9)."""
     return n_bytes / GIGA

@@ -27,6 +27,8 @@ COMMANDS = {
     "why": "what ran out of memory, from a message, a log or a snapshot, and what helps",
     "convert": "a configuration or a job, written for another engine or launcher",
     "trace": "real code run on fake tensors, every allocation with its life",
+    "measure": "a few steps of a job, what its ranks held, and how far the estimate is off",
+    "prove": "a job run on its ranks and on one device, and whether they agree",
     "timeline": "a step's memory over time, drawn, or a real snapshot beside the account",
     "validate": "estimates held against measured runs",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ullage.timing.step import StepTime, time_or_why
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
+    from ullage.train.answers import Measured, Proof, RankMemory
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
 
@@ -192,6 +195,37 @@ def shown(answer: Shown) -> dict[str, object]:
             for stage, (slots, after_s) in enumerate(zip(answer.gantt.ranks, answer.gantt.after_s, strict=True))
         ]
     return found
+
+
+def proof(answer: Proof) -> dict[str, object]:
+    """``ullage prove --json``; a difference that is no number is null."""
+    found = {"equal": answer.equal, **asdict(answer), "rows": [asdict(row) for row in answer.rows]}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()
+    }
+
+
+def measured(answer: Measured) -> dict[str, object]:
+    """``ullage measure --json``."""
+    return {
+        "within": answer.within,
+        "error_ratio": answer.error,
+        "bound": answer.bound,
+        "device": answer.device,
+        "versions": list(answer.versions),
+        "predicted": {
+            "allocated_bytes": answer.predicted_bytes,
+            "moment": answer.predicted_moment,
+            "categories": dict(answer.predicted),
+        },
+        "ranks": [_rank_memory(one) for one in answer.ranks],
+        "step_s": answer.step_s,
+        "tokens_per_s_per_rank": answer.tokens_per_s_per_rank,
+    }
+
+
+def _rank_memory(one: RankMemory) -> dict[str, object]:
+    return {**asdict(one), "categories": dict(one.categories)}
 
 
 def _leftover(one: Leftover) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import ALL_LINEAR
 from ullage.job.job import Job, Lora
 from ullage.trace.run import Factory
-from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimizer_of, unsynced, wrapped
+from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, layers_of, mesh_of, optimizer_of, unsynced, wrapped
 
-_ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "eager": "eager"}
+ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "math": "sdpa", "eager": "eager"}
+"""The implementation's name in transformers; which of sdpa's kernels runs is torch's choice."""
+RECOMPUTE = ("none", "full", "every", "layers")
 _ENGINES = ("single", "ddp", "zero1", "fsdp2")
 _REMEDY = "write a factory (ullage trace module:function), which may do anything that torch can"
 
@@ -39,13 +42,13 @@ def _refuse(job: Job) -> None:
     refused: dict[str, object] = {
         "stack": job.stack if job.stack != "transformers" else None,
         "engine.name": job.engine.name if job.engine.name not in _ENGINES else None,
-        "engine.shard_group": job.engine.shard_group if job.engine.shard_group not in (None, layout.dp) else None,
+        "engine.shard_group": 1 if job.engine.shard_group == 1 < layout.dp else None,
         "layout.sp": "true" if layout.sp else None,
         "layout.pp": layout.pp if layout.pp > 1 else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
-        "recompute": job.recompute.kind if job.recompute.kind not in ("none", "full", "every") else None,
-        "attention": job.attention if job.attention not in _ATTENTION else None,
+        "recompute": job.recompute.kind if job.recompute.kind not in RECOMPUTE else None,
+        "attention": job.attention if job.attention == "math" else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
         "lora.dora": "true" if job.lora is not None and job.lora.dora else None,
@@ -90,18 +93,23 @@ def config_of(job: Job) -> Any:
     return config
 
 
-def build(job: Job) -> nn.Module:
-    """The model itself, in training mode, with recomputation on where the job says so."""
+def build(job: Job, weights: Path | None = None) -> nn.Module:
+    """The model itself, in training mode, with recomputation on where the job says so.
+
+    weights: a folder with safetensors; None: they are drawn, from torch's generator as it stands.
+    """
     from transformers import AutoModelForCausalLM
 
     config = config_of(job)
+    chosen = {"attn_implementation": ATTENTION[job.attention], "dtype": DTYPES[params_of(job)]}
+    of: Any = AutoModelForCausalLM
     try:
-        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config,
-            attn_implementation=_ATTENTION[job.attention],
-            dtype=DTYPES[params_of(job)],
-            trust_remote_code=False,
-        )
+        if weights is None:
+            model = of.from_config(config, trust_remote_code=False, **chosen)
+        else:
+            model = of.from_pretrained(
+                weights, config=config, local_files_only=True, use_safetensors=True, trust_remote_code=False, **chosen
+            )
     except ValueError as error:
         raise InvalidInput(
             f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
@@ -145,6 +153,9 @@ def _recompute(job: Job, model: Any) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         raise Unsupported("is not in the transformers that is installed", key="recompute.every", value=every)
+    if job.recompute.kind == "layers":
+        for layer in [*layers_of(model)][job.recompute.layers :]:
+            layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
 def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:
@@ -171,7 +182,7 @@ def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     def step() -> None:
         for number in range(job.data.grad_accum):
             with unsynced(job, model, last=number == job.data.grad_accum - 1):
-                with _autocast(job):
+                with autocast(job):
                     loss = model(**batch, use_cache=False).loss
                 loss.backward()
                 del loss
@@ -183,7 +194,7 @@ def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     return model, optimizer, step
 
 
-def _autocast(job: Job) -> AbstractContextManager[Any]:
+def autocast(job: Job, device: str = "cpu") -> AbstractContextManager[Any]:
     if not job.precision.autocast:
         return nullcontext()
-    return torch.autocast("cpu", dtype=DTYPES[job.precision.compute])
+    return torch.autocast(device, dtype=DTYPES[job.precision.compute])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ullage.engines.fsdp2.policy import resharding, reshards
 from ullage.errors import Unsupported
 from ullage.job.job import Job
 
@@ -21,16 +22,21 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _IMPLS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
 _OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 OPTIMIZERS = tuple(_OPTIMIZERS)
+_OF_DDP = ("gradient_as_bucket_view", "bucket_cap_mb")
 
 
-def mesh_of(job: Job) -> Any:
-    """The device mesh of a job: dimensions dp and tp, where they are more than one rank; None for DDP and its like."""
-    sizes = {name: size for name, size in (("dp", job.layout.dp), ("tp", job.layout.tp)) if size > 1}
+def mesh_of(job: Job, device: str = "cpu") -> Any:
+    """The device mesh of a job under FSDP2: dimensions replicate, shard and tp, where they are more than one rank; None for DDP and
+    its like. replicate: groups that hold the same shards (HSDP).
+    """
+    shard = job.engine.shard_group or job.layout.dp
+    degrees = {"replicate": job.layout.dp // shard, "shard": shard, "tp": job.layout.tp}
+    sizes = {name: size for name, size in degrees.items() if size > 1}
     if job.engine.name != "fsdp2" or not sizes:
         return None
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def cut(model: Any, mesh: Any) -> None:
@@ -68,18 +74,24 @@ def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     """The model under its engine's data parallelism."""
     if job.layout.dp == 1:
         return model
-    if job.engine.name != "fsdp2":
-        from torch.nn.parallel import DistributedDataParallel
+    if job.engine.name == "fsdp2":
+        return _sharded(job, model, mesh)
+    from torch.nn.parallel import DistributedDataParallel
 
-        views = bool(job.engine.options.get("gradient_as_bucket_view", False))
-        return DistributedDataParallel(model, gradient_as_bucket_view=views)
+    given: dict[str, Any] = {name: job.engine.options[name] for name in _OF_DDP if name in job.engine.options}
+    return DistributedDataParallel(model, **given)
+
+
+def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     precision = job.precision
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
-    resharded = job.engine.zero_stage == 3
+    groups = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
+    _, kept_shards = resharding(job)
     for module in (*layers_of(model), model):
-        fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=resharded)
+        again = kept_shards if kept_shards and module is not model else reshards(job)
+        fully_shard(module, mesh=mesh[groups], mp_policy=policy, reshard_after_forward=again)
     return model
 
 
@@ -123,17 +135,24 @@ def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     return made
 
 
-def clip(model: nn.Module) -> None:
-    """Clips to a norm over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``)."""
+def clip(model: nn.Module) -> torch.Tensor:
+    """Clips to a norm of 1 over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``); returns the norm before, a DTensor
+    where the parameters are of one mesh."""
     groups = _by_mesh(model)
     if len(groups) == 1:
-        torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
-        return
+        norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
+        return norm
     norms = [torch.nn.utils.get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
-    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    total = torch.linalg.vector_norm(torch.stack(whole))
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
     for group in groups:
         torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+    return total
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """A DTensor's whole contents on every rank; any other tensor as it is."""
+    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def _by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:

@@ -1,0 +1,99 @@
+"""What the runs of a job answer, as text: a proof, a step's line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ullage.report.console import heading
+from ullage.report.words import error, plural, settings
+from ullage.units import mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ullage.job.job import Job
+    from ullage.train.answers import Measured, Proof
+
+_SHOWN_STEPS = 10
+
+
+def proof_report(found: Proof, job: Job) -> Iterator[RenderableType]:
+    """Each step on one device and on the ranks, and the differences with what they may be."""
+    yield Text("EQUAL" if found.equal else "NOT EQUAL", style="bold green" if found.equal else "bold red")
+    yield Text(f"{plural(found.ranks, 'rank')} against one device: {', '.join(settings(job))}")
+    yield heading("Steps")
+    yield _steps(found)
+    yield heading("Largest relative difference")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "difference", "may be"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, gap, limit in (
+        ("loss", found.loss_error, found.tolerance),
+        ("gradient norm", found.norm_error, found.tolerance),
+        ("final weights", found.weight_error, found.tolerance),
+        ("final weights, of how far they moved", found.step_error, found.step_tolerance),
+    ):
+        table.add_row(name, f"{gap:.1e}", f"{limit:.0e}")
+    yield table
+
+
+def _steps(found: Proof) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "loss, one device", "loss, ranks", "norm, one device", "norm, ranks"):
+        table.add_column(name, justify="right")
+    rows = found.rows
+    half = _SHOWN_STEPS // 2
+    shown = rows if len(rows) <= _SHOWN_STEPS else (*rows[:half], *rows[-half:])
+    for row in shown:
+        table.add_row(
+            str(row.step),
+            f"{row.loss:.7f}",
+            f"{row.loss_on_ranks:.7f}",
+            *("" if norm is None else f"{norm:.7f}" for norm in (row.grad_norm, row.grad_norm_on_ranks)),
+        )
+    return table
+
+
+def measured_report(found: Measured, job: Job) -> Iterator[RenderableType]:
+    """The rank that held most against the estimate, category by category, and each rank's figures."""
+    share = f"{error(found.error)} off, {100 * found.bound:.0f} % may be"
+    yield Text(
+        f"{'WITHIN' if found.within else 'NOT WITHIN'}  {share}", style="bold green" if found.within else "bold red"
+    )
+    yield Text(
+        f"{plural(len(found.ranks), 'rank')}, {found.device}, {', '.join(found.versions)}: {', '.join(settings(job))}"
+    )
+    yield heading("Allocated at the highest moment of a steady step", "MiB")
+    yield _categories(found)
+    yield Text(f"predicted: {found.predicted_moment}")
+    if found.worst.moment:
+        yield Text(f"measured: rank {found.worst.rank}, {found.worst.moment}")
+    yield heading("Ranks", "MiB")
+    yield _ranks(found)
+    yield Text(f"\n{found.step_s:.3f} s a step, {found.tokens_per_s_per_rank:,.0f} tokens/s a rank")
+
+
+def _categories(found: Measured) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "predicted", "measured"):
+        table.add_column(name, justify="right" if name else "left")
+    predicted, measured = dict(found.predicted), dict(found.worst.categories)
+    if measured:
+        for category in {**predicted, **measured}:
+            table.add_row(category, *(f"{mib(one.get(category, 0)):,.3f}" for one in (predicted, measured)))
+    table.add_row("in all", f"{mib(found.predicted_bytes):,.3f}", f"{mib(found.worst.allocated_bytes):,.3f}")
+    return table
+
+
+def _ranks(found: Measured) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("rank", "allocated", "reserved", "device"):
+        table.add_column(name, justify="right")
+    for one in found.ranks:
+        sizes = (one.allocated_bytes, one.reserved_bytes, one.device_bytes)
+        table.add_row(str(one.rank), *("" if size is None else f"{mib(size):,.3f}" for size in sizes))
+    return table

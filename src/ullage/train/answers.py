@@ -1,0 +1,86 @@
+"""What runs answer, as plain values. No torch here: a report reads them."""
+
+from __future__ import annotations
+
+from ullage.frozen import frozen
+
+
+@frozen
+class Row:
+    """One step on one device and on the ranks."""
+
+    step: int
+    loss: float
+    loss_on_ranks: float
+    grad_norm: float | None
+    grad_norm_on_ranks: float | None
+
+
+@frozen
+class Proof:
+    """loss_error, norm_error: the largest relative differences over the steps. weight_error: of all final weights together,
+    |ranks - one| / |one|; step_error: the same over |one - start|, so that weights that go elsewhere are seen however near they stay.
+
+    tolerance: what these may be; step_tolerance: what step_error may be.
+    """
+
+    ranks: int
+    rows: tuple[Row, ...]
+    loss_error: float
+    norm_error: float
+    weight_error: float
+    step_error: float
+    tolerance: float
+    step_tolerance: float
+
+    @property
+    def equal(self) -> bool:
+        near = max(self.loss_error, self.norm_error, self.weight_error) <= self.tolerance
+        return near and self.step_error <= self.step_tolerance
+
+
+@frozen
+class RankMemory:
+    """One rank's steady step at its highest. allocated_bytes: on the CPU storages tracked, rounded as CUDA's allocator rounds.
+
+    reserved_bytes, device_bytes: of a GPU, None on the CPU. categories: allocated bytes by the ledger's category, on the CPU.
+    """
+
+    rank: int
+    allocated_bytes: int
+    reserved_bytes: int | None
+    device_bytes: int | None
+    moment: str
+    categories: tuple[tuple[str, int], ...]
+
+
+@frozen
+class Measured:
+    """A few steps of a job, held against its estimate. predicted_bytes: allocated, without the workspaces of GPU libraries on the CPU.
+
+    workspace_bytes: what the estimate has of these, 0 on a GPU.
+    bound: what the relative error of the rank that holds most may be. step_s: median over the steps after the recorded ones.
+    """
+
+    device: str
+    versions: tuple[str, ...]
+    ranks: tuple[RankMemory, ...]
+    predicted_bytes: int
+    predicted_moment: str
+    predicted: tuple[tuple[str, int], ...]
+    workspace_bytes: int
+    step_s: float
+    tokens_per_s_per_rank: float
+    bound: float
+
+    @property
+    def worst(self) -> RankMemory:
+        return max(self.ranks, key=lambda one: one.allocated_bytes)
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.worst.allocated_bytes - 1
+
+    @property
+    def within(self) -> bool:
+        return abs(self.error) <= self.bound

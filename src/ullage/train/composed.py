@@ -1,0 +1,126 @@
+"""A job as torch runs it: the model under its engine, the optimizer, and one step of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.frozen import FrozenMap
+from ullage.job.job import Engine, Job, Layout
+from ullage.trace.models import autocast, build
+from ullage.trace.wrapped import DTYPES, clip, mesh_of, optimizer_of, unsynced, whole, wrapped
+
+
+@dataclass(kw_only=True)
+class Stepped:
+    """loss: mean over this rank's micro-batches. grad_norm: before clipping. skipped: fp16 gradients overflowed."""
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None
+    skipped: bool = False
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A job's model and optimizer on this rank. parameters: by name, as the optimizer steps them (shards where they are sharded)."""
+
+    job: Job
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    device: torch.device
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name.removeprefix("module."): param for name, param in self.model.named_parameters()}
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
+        """One optimizer step from (micro_batch, seq_len) token tensors, one for each micro-batch."""
+        count = len(micro_batches)
+        total: torch.Tensor | None = None
+        with _kernels(self.job):
+            for number, ids in enumerate(micro_batches, 1):
+                with unsynced(self.job, self.model, last=number == count):
+                    loss = self._forward(ids.to(self.device)) / count
+                    torch.autograd.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+                total = loss.detach() if total is None else total + loss.detach()
+                del loss
+        assert total is not None, "a step has micro-batches"
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = whole(clip(self.model)) if self.job.grad_clip else None
+        skipped = self._update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Stepped(loss=total, grad_norm=norm, skipped=skipped)
+
+    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+        batch = {"input_ids": ids, "labels": ids, "use_cache": False}
+        precision = self.job.precision
+        if self.job.engine.name == "single" and precision.params != precision.compute and not precision.autocast:
+            loss: torch.Tensor = _cast(self.model, DTYPES[precision.compute], batch)
+            return loss
+        with autocast(self.job, self.device.type):
+            loss = self.model(**batch).loss
+        return loss
+
+    def _update(self) -> bool:
+        if self.scaler is None:
+            self.optimizer.step()
+            return False
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() < before
+
+
+def run_of(
+    job: Job, *, seed: int = 0, lr: float = 1e-4, weight_decay: float = 0.01, weights: Path | None = None
+) -> Run:
+    """The job on this rank; where it has several, the process group is there. The seed's weights are the same on every rank."""
+    from ullage.train.ranks import current_device
+
+    device = current_device()
+    torch.manual_seed(seed)
+    bare = build(job, weights)
+    mesh = mesh_of(job, device.type)
+    if mesh is None:  # FSDP2 moves each shard by itself
+        bare = bare.to(device)
+    model = wrapped(job, bare, mesh)
+    optimizer = optimizer_of(job, model)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if "weight_decay" in group:
+            group["weight_decay"] = weight_decay
+    scaler = torch.amp.GradScaler(device.type) if "fp16" in (job.precision.compute, job.precision.params) else None
+    return Run(job=job, model=model, optimizer=optimizer, scaler=scaler, device=device)
+
+
+def alone(job: Job) -> Job:
+    """The same step on one device: all ranks' micro-batches, one after the other."""
+    data = replace(job.data, grad_accum=job.data.grad_accum * job.layout.dp)
+    momentum = {name: value for name, value in job.engine.options.items() if name == "momentum"}
+    return replace(job, layout=Layout(), engine=Engine(name="single", options=FrozenMap(momentum)), data=data)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype, batch: dict[str, Any]) -> Any:
+    """The loss with whole parameters in ``dtype``, as FSDP2's policy computes: what one device does of it."""
+    params = {name: param.to(dtype) for name, param in model.named_parameters()}
+    return torch.func.functional_call(model, params, kwargs=batch).loss
+
+
+@contextmanager
+def _kernels(job: Job) -> Iterator[None]:
+    """attention: math is one of sdpa's kernels; which of the others runs is torch's choice."""
+    context: AbstractContextManager[Any] = nullcontext()
+    if job.attention == "math":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        context = sdpa_kernel(SDPBackend.MATH)
+    with context:
+        yield

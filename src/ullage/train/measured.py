@@ -1,0 +1,144 @@
+"""What a job's ranks hold in a steady step, and how long one takes: the allocator's own counters on a GPU, storages tracked on the CPU.
+
+Of a CPU's run two things are left out, which no GPU's has: gloo all-reduces a copy of what it is to reduce-scatter, and splits that
+(ProcessGroupGloo::reduce_scatter_tensor_coalesced). Of the estimate the workspaces of GPU libraries are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import distributed
+
+from ullage.engines.estimate import Estimate, estimate
+from ullage.job.job import Job
+from ullage.trace.events import Allocation, Trace
+from ullage.trace.run import real
+from ullage.train.answers import Measured, RankMemory
+from ullage.train.batches import micro_batches, tokens_of
+from ullage.train.composed import Run, run_of
+from ullage.train.settings import Settings
+
+BOUND = 0.02
+_RECORDED = 2
+"""The second step is the steady one: optimizer states exist from its start."""
+
+
+def measure(job: Job, settings: Settings) -> Measured | None:
+    """As one rank: the answer on rank 0, None on the others. Raises Unsupported where the job has no estimate to be held against."""
+    expected = estimate(job)
+    tokens = tokens_of(job, settings)
+    batches = [micro_batches(job, tokens, step) for step in range(_RECORDED + settings.steps)]
+    if torch.cuda.is_available():
+        run = _made(job, settings)
+        mine = _on_gpu(run, batches[:_RECORDED])
+    else:
+        run, mine = _on_cpu(job, settings, batches[:_RECORDED])
+    seconds = _timed(run, batches[_RECORDED:])
+    ranks: list[RankMemory | None] = [mine]
+    if distributed.is_initialized():
+        ranks = [None] * distributed.get_world_size()
+        distributed.all_gather_object(ranks, mine)
+        if distributed.get_rank():
+            return None
+    return _held_against(expected, run, [one for one in ranks if one is not None], seconds)
+
+
+def _made(job: Job, settings: Settings) -> Run:
+    return run_of(job, seed=settings.seed, lr=settings.lr, weight_decay=settings.weight_decay, weights=settings.weights)
+
+
+def _on_cpu(job: Job, settings: Settings, batches: list[list[torch.Tensor]]) -> tuple[Run, RankMemory]:
+    made: list[Run] = []
+    waiting = iter(batches)
+
+    def factory() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]]:
+        run = _made(job, settings)
+        made.append(run)
+        return run.model, run.optimizer, lambda: run.step(next(waiting))
+
+    trace = real(factory, steps=len(batches), trusted=True)
+    trace = replace(trace, allocations=tuple(one for one in trace.allocations if not _is_gloos(one)))
+    highest = trace.steady
+    return made[0], RankMemory(
+        rank=_rank(),
+        allocated_bytes=highest.bytes,
+        reserved_bytes=None,
+        device_bytes=None,
+        moment=f"{highest.phase}: {highest.module or 'the root'}, {highest.op}",
+        categories=_categories(trace, highest.at),
+    )
+
+
+def _is_gloos(one: Allocation) -> bool:
+    return one.op == "aten.split" and one.category != "activations"
+
+
+def _categories(trace: Trace, at: int) -> tuple[tuple[str, int], ...]:
+    found: Counter[str] = Counter()
+    for line in trace.ledger(at):
+        found[line.category] += line.bytes
+    return tuple(found.most_common())
+
+
+def _on_gpu(run: Run, batches: list[list[torch.Tensor]]) -> RankMemory:
+    for batch in batches[:-1]:
+        run.step(batch)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run.step(batches[-1])
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return RankMemory(
+        rank=_rank(),
+        allocated_bytes=torch.cuda.max_memory_allocated(),
+        reserved_bytes=torch.cuda.max_memory_reserved(),
+        device_bytes=total - free,
+        moment="",
+        categories=(),
+    )
+
+
+def _timed(run: Run, batches: list[list[torch.Tensor]]) -> float:
+    seconds = []
+    for batch in batches:
+        if distributed.is_initialized():
+            distributed.barrier()
+        began = time.perf_counter()
+        float(run.step(batch).loss)
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def _held_against(expected: Estimate, run: Run, ranks: list[RankMemory], seconds: float) -> Measured:
+    import transformers
+
+    on_cpu = run.device.type == "cpu"
+    lines: Counter[str] = Counter()
+    for line in expected.ledger:
+        lines[line.category] += line.bytes
+    workspace = lines.pop("workspace", 0) if on_cpu else 0
+    data = run.job.data
+    return Measured(
+        device="CPU processes" if on_cpu else torch.cuda.get_device_name(run.device),
+        versions=(f"torch {torch.__version__}", f"transformers {transformers.__version__}"),
+        ranks=tuple(ranks),
+        predicted_bytes=sum(lines.values()),
+        predicted_moment=expected.peak.moment,
+        predicted=tuple(lines.most_common()),
+        workspace_bytes=workspace,
+        step_s=seconds,
+        tokens_per_s_per_rank=data.micro_batch * data.grad_accum * data.seq_len / seconds,
+        bound=BOUND,
+    )
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0

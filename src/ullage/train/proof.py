@@ -1,0 +1,92 @@
+"""The job's ranks against one device: the same seed, data and steps, and what came out of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import distributed
+
+from ullage.job.job import Job
+from ullage.trace.wrapped import whole
+from ullage.train.answers import Proof, Row
+from ullage.train.batches import micro_batches, tokens_of
+from ullage.train.composed import Run, alone, run_of
+from ullage.train.settings import Settings
+
+TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
+"""Relative, by the type that is computed in. fp32: the order of sums. bf16 and fp16 keep 8 and 11 bits: a sum in another order may round
+the other way, by half a unit in the last place, 2^-8 or 2^-11, in each of the few roundings that a number goes through."""
+
+STEP_TOLERANCES = {**TOLERANCES, "fp32": 1e-4}
+"""Of how far the weights have moved. Adam divides a gradient by its own size: one that is all rounding moves its weight like any other."""
+
+
+def prove(job: Job, settings: Settings) -> Proof | None:
+    """Runs the job on its ranks and then on one of them alone. The proof on rank 0, None on the others."""
+    losses, norms, weights, _ = _ran(job, settings)
+    if distributed.is_initialized() and distributed.get_rank():
+        return None
+    one = alone(job)
+    expected, expected_norms, expected_weights, start = _ran(one, settings)
+    return Proof(
+        ranks=job.layout.world,
+        rows=tuple(
+            Row(step=step, loss=loss, loss_on_ranks=found, grad_norm=norm, grad_norm_on_ranks=found_norm)
+            for step, (loss, found, norm, found_norm) in enumerate(
+                zip(expected, losses, expected_norms, norms, strict=True), 1
+            )
+        ),
+        loss_error=_largest(losses, expected),
+        norm_error=_largest(norms, expected_norms),
+        weight_error=_apart(weights, expected_weights) / _norm(expected_weights),
+        step_error=_apart(weights, expected_weights) / _apart(expected_weights, start),
+        tolerance=TOLERANCES[job.precision.compute],
+        step_tolerance=STEP_TOLERANCES[job.precision.compute],
+    )
+
+
+_Weights = Mapping[str, torch.Tensor]
+
+
+def _ran(job: Job, settings: Settings) -> tuple[list[float], list[float | None], _Weights, _Weights]:
+    """Losses, gradient norms, the weights at the end and at the start."""
+    run = run_of(job, seed=settings.seed, lr=settings.lr, weight_decay=settings.weight_decay, weights=settings.weights)
+    tokens = tokens_of(job, settings)
+    start = _weights(run)
+    losses: list[float] = []
+    norms: list[float | None] = []
+    for step in range(settings.steps):
+        stepped = run.step(micro_batches(job, tokens, step))
+        losses.append(mean(stepped.loss, job))
+        norms.append(None if stepped.grad_norm is None else float(stepped.grad_norm))
+    return losses, norms, _weights(run), start
+
+
+def mean(loss: torch.Tensor, job: Job) -> float:
+    """Of the data-parallel ranks' losses."""
+    if job.layout.dp > 1:
+        loss = loss.clone()
+        distributed.all_reduce(loss)
+        loss /= job.layout.dp
+    return float(loss)
+
+
+def _weights(run: Run) -> _Weights:
+    return {name: whole(param.detach()).double().cpu().clone() for name, param in run.parameters.items()}
+
+
+def _largest(found: list[float] | list[float | None], expected: list[float] | list[float | None]) -> float:
+    """Relative difference; infinite where either is no number."""
+    pairs = [pair for pair in zip(found, expected, strict=True) if None not in pair]
+    gaps = [abs(one - two) / abs(two) for one, two in pairs]  # type: ignore[operator, arg-type]
+    return max((math.inf if math.isnan(gap) else gap for gap in gaps), default=0.0)
+
+
+def _apart(found: _Weights, expected: _Weights) -> float:
+    return _norm({name: found[name] - expected[name] for name in expected})
+
+
+def _norm(weights: _Weights) -> float:
+    return math.sqrt(sum(float(weight.square().sum()) for weight in weights.values()))

@@ -1,0 +1,171 @@
+"""One function on every rank of a job: as the rank that a launcher has started, or in processes that torchrun's agent starts here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ullage.errors import InvalidInput, UllageError
+from ullage.train.places import Place, place
+
+_LINES = 12
+
+
+def on_ranks(function: Callable[..., Any], arguments: tuple[object, ...], world: int) -> Any:
+    """``function(*arguments)`` on ``world`` ranks: rank 0's answer.
+
+    Where a launcher has set a rank, this process is that rank and returns its own answer. Raises the UllageError of the first rank that
+    fails; the agent ends the others within seconds.
+    """
+    found = place()
+    if found is not None:
+        with joined(found, world):
+            return function(*arguments)
+    if world == 1:
+        _use_cores(1)
+        return function(*arguments)
+    return _started(function, arguments, world)
+
+
+def device_of(local_rank: int) -> torch.device:
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def current_device() -> torch.device:
+    found = place()
+    return device_of(found.local_rank if found is not None else 0)
+
+
+@contextmanager
+def joined(found: Place, world: int) -> Iterator[None]:
+    """The process group of all ranks, left at the end: NCCL between GPUs, gloo between CPUs."""
+    if found.world != world:
+        raise InvalidInput(
+            f"the job's layout has {world} ranks",
+            key="WORLD_SIZE",
+            value=found.world,
+            remedy=f"start {world} processes",
+        )
+    if distributed.is_initialized():  # by whoever calls this
+        yield
+        return
+    device = device_of(found.local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        _use_cores(found.local_world)
+    os.environ.update(MASTER_ADDR=found.master, MASTER_PORT=str(found.port), LOCAL_RANK=str(found.local_rank))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, rank=found.rank, world_size=found.world)
+    try:
+        yield
+        distributed.barrier()  # what rank 0 says after this is of a run that all have ended
+    finally:
+        distributed.destroy_process_group()
+
+
+def _use_cores(processes: int) -> None:
+    """Each process has its share of the cores, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+
+
+# -- processes of our own
+
+
+def _started(function: Callable[..., Any], arguments: tuple[object, ...], world: int) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if gpus is not None and gpus < world:
+        raise InvalidInput(
+            f"this machine has {gpus} GPUs",
+            key="layout",
+            value=f"{world} ranks",
+            remedy="start it with torchrun or srun on as many machines as it needs",
+        )
+    with tempfile.TemporaryDirectory(prefix="ullage-") as name, _quiet():
+        folder = Path(name)
+        silent = {rank: Std.ALL if rank else Std.NONE for rank in range(world)}
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=world,
+            run_id="ullage",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            start_method="spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=name, redirects=silent),
+        )
+        try:
+            answers = elastic_launch(config, _run)(name, function, arguments)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            raise _reason(folder, rank, failure.exitcode, str(failure.error_file), world) from None
+    return answers[0]
+
+
+def _run(folder: str, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
+    """One rank: an error that a person can cause is left for whoever started it."""
+    found = place()
+    assert found is not None, "the agent sets it"
+    try:
+        with joined(found, found.world):
+            answer = function(*arguments)
+        return answer if found.rank == 0 else None
+    except UllageError as error:
+        part = Path(folder) / f"{found.rank}.part"
+        part.write_bytes(pickle.dumps((type(error), error.what, _told(error))))
+        part.rename(Path(folder) / f"{found.rank}.error")
+        sys.stdout.flush()
+        os._exit(2)  # the others may wait in a collective for this one
+
+
+def _told(error: UllageError) -> dict[str, object]:
+    return {name: getattr(error, name) for name in ("key", "value", "allowed", "remedy", "place")}
+
+
+def _reason(folder: Path, rank: int, code: int, error_file: str, world: int) -> UllageError:
+    """Why the first rank that ended badly did."""
+    for path in sorted(folder.glob("*.error")):
+        kind, what, rest = pickle.loads(path.read_bytes())
+        error: UllageError = kind(what, **rest)
+        return error
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+    printed = [line for path in folder.rglob("stderr.log") for line in _end(path) if f"/{rank}/" in str(path)]
+    last = f": {printed[-1].strip()[:300]}" if printed else ""
+    return UllageError(f"rank {rank} of {world} {how}{last}; the others were ended")
+
+
+def _end(path: Path) -> list[str]:
+    return [line for line in path.read_text(errors="replace").splitlines() if line.strip()][-_LINES:]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The agent logs what it does, and a failure's table: the error that is raised says it once."""
+    levels = {log: log.level for log in map(logging.getLogger, ("torch.distributed.elastic", "torch.multiprocessing"))}
+    try:
+        for log in levels:
+            log.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels.items():
+            log.setLevel(level)

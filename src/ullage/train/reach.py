@@ -1,0 +1,94 @@
+"""What is run of a job, by name: a key that would be ignored is refused instead."""
+
+from __future__ import annotations
+
+from ullage.errors import Unsupported
+from ullage.job.job import Job
+from ullage.job.precision import resolve
+
+ENGINES = ("single", "ddp", "zero1", "fsdp2")
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
+RECOMPUTE = ("none", "full", "every", "layers")
+OPTIMIZERS = ("adamw", "adam", "sgd")
+ATTENTION = ("flash", "math", "eager")
+_OF_ALL = ("momentum",)
+_OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")
+OPTIONS = {
+    "single": _OF_ALL,
+    "ddp": _OF_DDP,
+    "zero1": _OF_DDP,
+    "fsdp2": (*_OF_ALL, "reshard_after_forward", "reduce_dtype", "sync_each_batch"),
+}
+"""Engine options that reach the engine."""
+
+
+def refuse_what_is_not_run(job: Job) -> None:
+    """Raises Unsupported for the first key of the job that the trainer does not carry out."""
+    layout, engine = job.layout, job.engine
+    refused: dict[str, object] = {
+        "engine.name": engine.name if engine.name not in ENGINES else None,
+        "stack": job.stack if job.stack != "transformers" else None,
+        "stack_version": job.stack_version,
+        "layout.tp": layout.tp if layout.tp > 1 else None,
+        "layout.sp": "true" if layout.sp else None,
+        "layout.pp": layout.pp if layout.pp > 1 else None,
+        "layout.cp": layout.cp if layout.cp > 1 else None,
+        "layout.ep": layout.ep if layout.ep > 1 else None,
+        "data.padding_mask": "true" if job.data.padding_mask else None,
+        "data.seq_len_mean": job.data.seq_len_mean,
+        "recompute": job.recompute.kind if job.recompute.kind not in RECOMPUTE else None,
+        "attention": job.attention if job.attention not in ATTENTION else None,
+        "loss": job.loss.kind if job.loss.kind != "full" else None,
+        "lora": "set" if job.lora is not None else None,
+        "freeze": list(job.freeze) or None,
+        "compile": "true" if job.compile else None,
+        "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
+        "optimizer.paged": "true" if job.optimizer.paged else None,
+        **{f"offload.{name}": _set(getattr(job.offload, name)) for name in ("optimizer", "params", "activations")},
+    }
+    for key, value in refused.items():
+        if value is not None:
+            raise Unsupported("is not run yet", key=key, value=value, remedy="docs/train.md lists what is")
+    _refuse_options(job)
+    _refuse_types(job)
+    _refuse_groups(job)
+
+
+def _set(place: str) -> str | None:
+    return None if place == "none" else place
+
+
+def _refuse_options(job: Job) -> None:
+    known = OPTIONS[job.engine.name]
+    for name, value in job.engine.options.items():
+        if name not in known:
+            raise Unsupported(
+                f"does not reach {job.engine.name} yet",
+                key=f"engine.options.{name}",
+                value=value,
+                allowed=", ".join(known),
+            )
+
+
+def _refuse_types(job: Job) -> None:
+    options = job.engine.options
+    if job.precision not in [resolve(name, job.engine.name, options) for name in PRECISIONS]:
+        raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(PRECISIONS))
+    if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
+        raise Unsupported(
+            "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
+        )
+    if job.optimizer.state != job.precision.params:  # torch keeps moments in the parameters' type
+        raise Unsupported(
+            f"torch's optimizers keep moments in the parameters' type, {job.precision.params}",
+            key="optimizer.state",
+            value=job.optimizer.state,
+        )
+
+
+def _refuse_groups(job: Job) -> None:
+    shard = job.engine.shard_group
+    if job.engine.name == "fsdp2" and job.layout.dp == 1:
+        raise Unsupported("has one rank, and nothing to shard", key="layout.dp", value=1, remedy="use engine single")
+    if shard is not None and (job.engine.name != "fsdp2" or shard == 1 < job.layout.dp):
+        raise Unsupported("is not run yet", key="engine.shard_group", value=shard, remedy="use fsdp2 with 2 or more")

@@ -1,0 +1,62 @@
+"""What each technique's ranks really hold, against the estimate: the highest bytes of a steady step, within 2 %."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.distributed.training import IMPORTS, all_measured, job_of
+from tests.distributed.world import context, run
+
+from ullage.job.job import Job
+from ullage.train.answers import Measured
+from ullage.train.settings import Settings
+
+TIMEOUT_S = 300.0
+MODEL = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 1000}
+DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}
+
+
+def job(engine: str, ranks: int = 2, **keys: Any) -> Job:
+    return job_of(engine, ranks, model=MODEL, **{"data": DATA, **keys})
+
+
+CASES = {
+    "DDP": job("ddp"),
+    "DDP, views": job("ddp", options={"gradient_as_bucket_view": True}),
+    "ZeRO-1": job("zero1"),
+    "ZeRO-2": job("fsdp2", zero_stage=2),
+    "ZeRO-3": job("fsdp2"),
+    "ZeRO-3, one micro-batch": job("fsdp2", data={**DATA, "grad_accum": 1}),
+    "full recomputation": job("fsdp2", recompute="full"),
+    "every second layer": job("ddp", recompute={"every": 2}),
+    "the first two layers": job("fsdp2", recompute={"layers": 2}),
+    "eager": job("ddp", attention="eager"),
+    "math": job("ddp", attention="math"),
+    "no clipping, SGD": job("fsdp2", grad_clip=False, optimizer={"name": "sgd", "impl": "foreach"}),
+    "foreach": job("ddp", optimizer={"name": "adamw", "impl": "foreach"}),
+    "DDP, bf16": job("ddp", precision="bf16-mixed"),
+    "ZeRO-3, bf16": job("fsdp2", precision="bf16-mixed"),
+    "ZeRO-1, fp16": job("zero1", precision="fp16-mixed"),
+    "ZeRO-3, fp16": job("fsdp2", precision="fp16-mixed"),
+    "all in bf16": job("fsdp2", precision="bf16"),
+}
+FOUR = {"HSDP": job("fsdp2", 4, shard_group=2), "ZeRO-3 on four": job("fsdp2", 4)}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Measured]:
+    settings = Settings(steps=1)
+    found: dict[str, Measured] = {}
+    for ranks, jobs in ((2, CASES), (4, FOUR)):
+        found |= run(context(*IMPORTS), all_measured, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
+    return found
+
+
+@pytest.mark.parametrize("name", [*CASES, *FOUR])
+def test_the_estimate_is_what_ranks_hold(name: str, measured: dict[str, Measured]) -> None:
+    found = measured[name]
+    assert isinstance(found, Measured), found
+    assert abs(found.error) <= 0.02, f"{found.error:+.2%}\n{found.predicted}\n{found.worst}"
+    assert found.within
+    assert found.step_s > 0

@@ -1,0 +1,79 @@
+"""Jobs of a small llama for the trainer's tests, and what the ranks of a shared world do with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ullage.errors import UllageError
+from ullage.job.job import Job
+from ullage.job.read import read_job
+from ullage.train.settings import Settings
+
+LLAMA: Mapping[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 160,
+    "vocab_size": 384,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+IMPORTS = (
+    "transformers.models.llama.modeling_llama",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "ullage.trace.models",
+    "ullage.train.measured",
+    "ullage.train.proof",
+    "tests.distributed.training",
+)
+
+
+def job_of(engine: str, ranks: int, **keys: Any) -> Job:
+    """fp32 and two micro-batches of two short sequences, unless the keys say otherwise."""
+    options = {name: keys.pop(name) for name in ("zero_stage", "shard_group", "options") if name in keys}
+    data = {"seq_len": 24, "micro_batch": 2, "grad_accum": 2, **keys.pop("data", {})}
+    model = {**LLAMA, **keys.pop("model", {})}
+    return read_job(
+        {
+            "schema": 1,
+            "model": model,
+            "cluster": f"{ranks}xH100-SXM-80GB",
+            "engine": {"name": engine, **options},
+            "data": data,
+            "precision": "fp32",
+            **keys,
+        }
+    )
+
+
+def all_proved(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
+    """As one rank of the process group: the proof of each job by name, on rank 0; the error's text where one is refused."""
+    from ullage.train.proof import prove
+
+    return _each(prove, jobs, settings)
+
+
+def all_measured(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
+    """What each job's ranks held, in the same form."""
+    from ullage.train.measured import measure
+
+    return _each(measure, jobs, settings)
+
+
+def _each(verb: Callable[[Job, Settings], Any], jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, job in jobs.items():
+            try:
+                found[name] = verb(job, settings)
+            except UllageError as error:
+                found[name] = str(error)
+    return found

@@ -1,0 +1,41 @@
+"""Where a process stands, from what launchers set."""
+
+import pytest
+
+from ullage.errors import InvalidInput
+from ullage.train.places import Place, first_node, is_first, place
+
+TORCHRUN = {
+    "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "1234",
+}  # fmt: skip
+SLURM = {
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}  # fmt: skip
+
+
+def test_torchruns_environment() -> None:
+    assert place(TORCHRUN) == Place(rank=5, local_rank=1, world=8, local_world=4, master="host0", port=1234)
+
+
+def test_slurms_environment() -> None:
+    assert place(SLURM) == Place(rank=5, local_rank=1, world=8, local_world=4, master="gpu07", port=29500)
+
+
+def test_no_launcher() -> None:
+    assert place({}) is None
+    assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None  # a batch script's own shell
+    assert is_first({})
+    assert not is_first(TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("gpu[07-09,12],login", "gpu07"), ("a1,a2", "a1"), ("node3", "node3"), ("r[2,4]n", "r2")]
+)
+def test_the_first_node(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_a_launcher_that_says_nonsense() -> None:
+    with pytest.raises(InvalidInput, match="WORLD_SIZE"):
+        place({**TORCHRUN, "WORLD_SIZE": "eight"})

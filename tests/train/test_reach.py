@@ -1,0 +1,57 @@
+"""What is not run is refused by its key; whatever passes is run by tests/distributed/test_proofs.py."""
+
+from typing import Any
+
+import pytest
+from tests.distributed.training import job_of
+
+from ullage.errors import UllageError, Unsupported
+from ullage.train.reach import refuse_what_is_not_run
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("engine.name", {"engine": "deepspeed"}),
+    ("engine.name", {"engine": "fsdp1"}),
+    ("layout.tp", {"layout": {"tp": 2}}),
+    ("layout.pp", {"layout": {"pp": 2}, "model": {"num_hidden_layers": 4}}),
+    ("layout.cp", {"layout": {"cp": 2}}),
+    ("layout.dp", {"ranks": 1}),
+    ("stack", {"stack": "liger"}),
+    ("stack_version", {"stack_version": "5.1"}),
+    ("data.padding_mask", {"data": {"padding_mask": True}}),
+    ("data.seq_len_mean", {"data": {"seq_len_mean": 12}}),
+    ("recompute", {"recompute": {"sqrt": True}}),
+    ("recompute", {"recompute": "selective"}),
+    ("attention", {"attention": "mem-efficient"}),
+    ("loss", {"loss": "chunked"}),
+    ("lora", {"lora": {"rank": 4}}),
+    ("freeze", {"freeze": ["*norm*"]}),
+    ("compile", {"compile": True}),
+    ("optimizer", {"optimizer": "lion"}),
+    ("optimizer.state", {"optimizer": "adamw-bf16"}),
+    ("optimizer.impl", {"optimizer": {"name": "sgd", "impl": "fused"}}),
+    ("offload.optimizer", {"offload": {"optimizer": "cpu"}}),
+    ("offload.activations", {"offload": {"activations": "cpu"}}),
+    ("precision", {"precision": "fp8-mixed"}),
+    ("precision", {"precision": {"params": "bf16", "master": "fp32"}}),
+    ("engine.shard_group", {"shard_group": 1}),
+    ("engine.options.limit_all_gathers", {"options": {"limit_all_gathers": True}}),
+    ("engine.options.static_graph", {"engine": "ddp", "options": {"static_graph": True}}),
+]
+
+
+@pytest.mark.parametrize(("key", "changes"), REFUSED, ids=lambda one: one if isinstance(one, str) else "")
+def test_refused_by_its_key(key: str, changes: dict[str, Any]) -> None:
+    settings = {"engine": "fsdp2", "ranks": 2, **changes}
+    job = job_of(settings.pop("engine"), settings.pop("ranks"), **settings)
+    with pytest.raises(Unsupported) as caught:
+        refuse_what_is_not_run(job)
+    assert caught.value.key == key
+
+
+def test_what_is_run_passes() -> None:
+    try:
+        for engine in ("ddp", "zero1", "fsdp2"):
+            refuse_what_is_not_run(job_of(engine, 2))
+        refuse_what_is_not_run(job_of("single", 1))
+    except UllageError as error:
+        pytest.fail(str(error))
