@@ -163,3 +163,19 @@ def test_wrong_input() -> None:
     with pytest.raises(InvalidInput):
         ullage.why("x.log")
     assert ran(STEP, "--tp", "2").returncode == 2
+
+
+def test_a_replica_is_told_to_be_a_shard(tmp_path: Path) -> None:
+    """Under DDP every rank holds 100 GiB of states; the same job under FSDP2 is estimated, and written into their own file."""
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n")
+    answer = ullage.why(
+        STEP, config=config, overrides=("model=llama-2-7b", "cluster=8xA100-SXM-40GB", "data.seq_len=4096")
+    )
+    assert "replica-not-shard" in kinds(answer)
+    shard = next(one for one in answer.advice if one.change.get("engine.name") == "fsdp2")
+    assert shard.frees_bytes > 80 * 2**30
+    fits = next(one for one in answer.advice if one.verdict_after == "fits")
+    assert fits.edit is not None
+    assert "+distributed_type: FSDP" in fits.edit
+    assert "mixed_precision: no" not in fits.edit

@@ -9,9 +9,9 @@ from ullage.engines.estimate import Estimate, estimate, rank_peak
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import FrozenMap, frozen
+from ullage.job.adapted import graph_of
 from ullage.job.fields import show
 from ullage.job.job import Job
-from ullage.model.build import graph as build
 from ullage.postmortem.causes import Cause
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.useless import Useless, useless
@@ -24,6 +24,7 @@ Edit = Callable[[Change], str | None]
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 6
 _EXPANDABLE = "engine.options.expandable_segments"
+_REPLICAS = ("ddp", "zero1")
 _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 
 
@@ -169,7 +170,7 @@ class _Search:
 
 
 def _others(job: Job) -> Iterator[Change]:
-    """What costs nothing or little, before what ``freeing`` knows."""
+    """What costs nothing or little, before what ``freeing`` knows; and shards in place of replicas, which is another engine."""
     if not job.engine.options.get("expandable_segments"):
         yield {_EXPANDABLE: True}
     if job.attention in ("eager", "math"):
@@ -177,6 +178,9 @@ def _others(job: Job) -> Iterator[Change]:
     for loss in _LOSSES:
         if job.loss.kind == "full":
             yield {"loss": loss}
+    if job.engine.name in _REPLICAS and job.layout.dp > 1:
+        mixed = f"{job.precision.compute}-mixed" if job.precision.autocast else None
+        yield {"engine.name": "fsdp2", "engine.zero_stage": 3} | ({"precision": mixed} if mixed else {})
 
 
 def _shorter(job: Job) -> Iterator[Change]:
@@ -185,7 +189,7 @@ def _shorter(job: Job) -> Iterator[Change]:
 
 
 def _peak_bytes(job: Job) -> int:
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph_of(job)
     return max(rank_peak(job, graph, rank)[0] for rank in ranks_of(job, graph))
 
 

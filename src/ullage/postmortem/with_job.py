@@ -9,10 +9,10 @@ from ullage.engines.base import Account
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.program import Peak, locate_peak
 from ullage.memory.rank import Rank
-from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
@@ -56,7 +56,7 @@ class Known:
 
 def known(job: Job) -> Known:
     """The job's accounts. An engine's refusal leaves the tensors that the model alone tells."""
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = graph_of(job)
     ranks = ranks_of(job, graph)
     held = []
     try:
