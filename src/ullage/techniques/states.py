@@ -11,8 +11,8 @@ from fractions import Fraction
 from ullage import dtypes
 from ullage.engines.registry import ranks_of
 from ullage.frozen import frozen
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
-from ullage.model.build import graph
 
 # Moments that an optimizer keeps for every parameter. Others keep what depends on a parameter's shape.
 MOMENTS = {"adam": 2, "adamw": 2, "lion": 1}
@@ -59,7 +59,7 @@ def states(job: Job, stage: int) -> tuple[States, ...]:
     """
     if job.lora is not None or job.freeze or job.optimizer.name not in MOMENTS:
         return ()
-    rank = ranks_of(job, graph(job.model))[stage]
+    rank = ranks_of(job, graph_of(job))[stage]
     kinds = {"dense": rank.numel(expert=False), "experts": rank.numel(expert=True)}
     return tuple(
         States(

@@ -13,10 +13,10 @@ from ullage.engines.interval import Interval, interval
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
-from ullage.model.build import graph
 from ullage.timing.step import step_time
 from ullage.validation import summary
 from ullage.validation.records import PREDICTED_TIME, Record, Records, Rejected, rejected_for
@@ -233,5 +233,5 @@ def _bracket(job: Job, stage: RankEstimate, quantity: str, size: int) -> Interva
 
 
 def _account(job: Job, stage: int) -> Account:
-    built = graph(job.model)
+    built = graph_of(job)
     return account(job, built, ranks_of(job, built)[stage])
