@@ -21,7 +21,7 @@ from ullage.kernels.step import Context, Segment
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
-from ullage.memory.program import Node, Repeat, Sequence, alloc, free
+from ullage.memory.program import Node, Repeat, Sequence, free
 from ullage.memory.rank import Chunk
 from ullage.memory.storage import Items
 from ullage.model.graph import Block, Tensor
@@ -144,10 +144,13 @@ def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgr
     inner = replayer.program(element.block, NO_GRAD, rule)
     plain = replayer.program(element.block, PLAIN, rule)
     stream = boundary(stream_bytes(element.block.output, replayer.context))
-    kept = [] if element.owns_input else [alloc(boundary(stream_bytes(element.block.input, replayer.context)))]
-    backward = Sequence(
-        [Repeat(element.size, plain.forward), free(stream), Repeat(element.size, plain.backward), *kept], "recompute"
-    )
+    again: list[Node] = [Repeat(element.size, plain.forward)]
+    back: list[Node] = [Repeat(element.size, plain.backward)]
+    if not element.owns_input:  # the first block leaves its input to whoever gave it
+        lent = replayer.element_program(replace(element, mode=PLAIN, size=1), rule)
+        again = [lent.forward, Repeat(element.size - 1, plain.forward)]
+        back = [Repeat(element.size - 1, plain.backward), lent.backward]
+    backward = Sequence([*again, free(stream), *back], "recompute")
     grads = tuple((f"{index}.{name}", item) for index in range(element.size) for name, item in plain.grads)
     return BlockProgram(
         forward=Sequence([first.forward, Repeat(element.size - 1, inner.forward)]),

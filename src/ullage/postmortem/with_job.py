@@ -13,6 +13,7 @@ from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.program import Peak, locate_peak
 from ullage.memory.rank import Rank
+from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
@@ -55,11 +56,13 @@ class Known:
 
 
 def known(job: Job) -> Known:
-    """The job's accounts. An engine's refusal leaves the tensors that the model alone tells."""
-    graph = graph_of(job)
+    """The job's accounts. A refusal leaves the tensors that the model alone tells."""
+    graph = build(job.model, mtp=job.engine.name == "megatron")
     ranks = ranks_of(job, graph)
     held = []
     try:
+        graph = graph_of(job)
+        ranks = ranks_of(job, graph)
         for rank in ranks:
             found = account(job, graph, rank)
             held.append(Held(rank=rank, account=found, peak=locate_peak(found.program)))
