@@ -143,7 +143,9 @@ def test_nothing_that_is_read_can_break_the_reader() -> None:
                 text = text[:at] + text[: random.randrange(200)]
             else:
                 text = text[:at]
-        read_log(io.BytesIO(text.encode("utf-8", "replace")), "mutated")
+        found = read_log(io.BytesIO(text.encode("utf-8", "replace")), "mutated")
+        assert found.numbers.tried_bytes is None or found.numbers.tried_bytes >= 0
+        assert found.event is None or found.event.line <= text.count("\n") + 1
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,25 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 from ullage.engines.estimate import estimate
+from ullage.job.adapted import graph_of, names
 from ullage.job.read import read_job
 from ullage.memory.ledger import by_category
+from ullage.trace.families import FAMILIES
+from ullage.trace.models import config_of
 from ullage.trace.whole import traced
 
 pytest.importorskip("peft")
 
+BASE: dict[str, object] = {
+    "schema": 1,
+    "cluster": "1xA100-SXM-80GB",
+    "engine": {"name": "single"},
+    "data": {"seq_len": 256, "micro_batch": 2, "grad_accum": 2},
+    "optimizer": {"name": "adamw", "impl": "foreach"},
+}
 SHAPE = {"num_hidden_layers": 4, "vocab_size": 1024, "max_position_embeddings": 2048}
 WIDTH = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4}
 MODELS = {
@@ -23,17 +34,31 @@ MODELS = {
 MODES = list(product(("bf16", "bf16-mixed"), ("none", "full"), (0.0, 0.1), (None, "bf16")))
 
 
+ELSEWHERE = {
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 520},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "vocab_size": 520, "n_positions": 128},
+    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 520, "max_seq_len": 128},
+}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ELSEWHERE])
+def test_linears_have_the_names_of_their_class(family: str) -> None:
+    """A shared expert's gate has one column and is no projection; routers are no linears."""
+    from transformers import AutoModelForCausalLM
+
+    job = read_job({**BASE, "model": {"model_type": family, **{**FAMILIES, **ELSEWHERE}[family]}})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(job))
+    linears = {
+        path.rpartition(".")[2]
+        for path, module in model.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") and any(part.isdigit() for part in path.split("."))
+    }
+    assert {name for name in names(graph_of(job)) if "." not in name} == linears - {"shared_expert_gate"}
+
+
 def _compared(keys: dict[str, object]) -> tuple[int, int]:
-    job = read_job(
-        {
-            "schema": 1,
-            "cluster": "1xA100-SXM-80GB",
-            "engine": {"name": "single"},
-            "data": {"seq_len": 256, "micro_batch": 2, "grad_accum": 2},
-            "optimizer": {"name": "adamw", "impl": "foreach"},
-            **keys,
-        }
-    )
+    job = read_job({**BASE, **keys})
     answer = estimate(job)
     closed = answer.peak.allocated_bytes - by_category(answer.ledger).get("workspace", 0)
     return closed, traced(job).steady.bytes

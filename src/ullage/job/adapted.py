@@ -18,18 +18,33 @@ ADAPTERS = "fp32"
 
 ALL_LINEAR = "all-linear"
 
-_SPELLINGS: dict[str, tuple[str, ...]] = {
-    "qkv": ("query_key_value", "W_pack", "c_attn", "qkv_proj", "Wqkv", "wqkv", "in_proj_qkv", "attn_qkv"),
-    "gate_up": ("gate_up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "up_proj"),
-    "q_proj": ("q_proj", "wq", "query"),
-    "k_proj": ("k_proj", "wk", "key"),
-    "v_proj": ("v_proj", "wv", "value"),
-    "o_proj": ("o_proj", "out_proj", "dense", "c_proj", "wo", "attn_out"),
-    "gate_proj": ("gate_proj", "w1"),
-    "up_proj": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h"),
-    "down_proj": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h"),
+_NEOX = {"qkv": "query_key_value", "o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
+_LATENT = {"kv_a_proj": "kv_a_proj_with_mqa"}
+NAMES: dict[str, dict[str, str]] = {
+    "baichuan": {"qkv": "W_pack"},
+    "bloom": _NEOX,
+    "chatglm": {**_NEOX, "gate_up": "dense_h_to_4h"},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "falcon": _NEOX,
+    "glm": {"gate_up": "gate_up_proj"},
+    "glm4": {"gate_up": "gate_up_proj"},
+    "glm4_moe_lite": _LATENT,
+    "gpt2": {"qkv": "c_attn", "o_proj": "c_proj", "up_proj": "c_fc", "down_proj": "c_proj"},
+    "gpt_neox": _NEOX,
+    "gptj": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out"},
+    "internlm2": {"qkv": "wqkv", "o_proj": "wo", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+    "kimi_k2": _LATENT,
+    "mpt": {"qkv": "Wqkv", "o_proj": "out_proj"},
+    "opt": {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+    "phi": {"o_proj": "dense", "up_proj": "fc1", "down_proj": "fc2"},
+    "phi3": {"qkv": "qkv_proj", "gate_up": "gate_up_proj"},
+    "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
 }
-"""What the classes of transformers call the linears of a layer; a fused projection by its group."""
+"""What the classes of a model call the linears of a layer, where they have other names than Llama's; fused ones by their group.
+
+tests/trace holds them against transformers' classes, but for those whose code is the checkpoint's own (baichuan, chatglm, internlm2).
+"""
 
 
 def adapters_type(lora: Lora) -> str:
@@ -53,7 +68,8 @@ def trained(graph: Graph, job: Job) -> Graph:
 @lru_cache(maxsize=64)
 def _with_adapters(graph: Graph, lora: Lora, input_grads: bool) -> Graph:
     """input_grads: whether the embedding's output asks for a gradient though nothing before it is trained."""
-    _refuse(lora)
+    for key, value in unmodelled(lora).items():
+        raise Unsupported("is not modelled yet", key=key, value=value)
     found: set[str] = set()
     runs: list[Run] = []
     for run in graph.runs:
@@ -72,27 +88,27 @@ def _with_adapters(graph: Graph, lora: Lora, input_grads: bool) -> Graph:
             "is no linear of this model's layers",
             key="lora.targets",
             value=", ".join(missing),
-            allowed=", ".join(sorted(_names(graph))),
+            allowed=", ".join(sorted({*names(graph), ALL_LINEAR})),
         )
     return replace(graph, runs=tuple(runs))
 
 
-def _refuse(lora: Lora) -> None:
-    refused = {
+def unmodelled(lora: Lora) -> dict[str, object]:
+    """What of it nothing here knows yet, by key."""
+    found: dict[str, object] = {
         "lora.base": lora.base if lora.base != "bf16" else None,
-        "lora.dora": True if lora.dora else None,
+        "lora.dora": "true" if lora.dora else None,
         "lora.modules_to_save": ", ".join(lora.modules_to_save) or None,
     }
-    for key, value in refused.items():
-        if value is not None:
-            raise Unsupported("is not modelled yet", key=key, value=value)
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _names(graph: Graph) -> Iterator[str]:
+def names(graph: Graph) -> Iterator[str]:
+    """What a target may name."""
     for run in graph.runs:
         if run.block.role == "layer":
             for ops in _called(run.block):
-                yield from _spellings(ops)
+                yield from _names(run.block, ops)
 
 
 def _called(block: Block) -> Iterator[tuple[Op, ...]]:
@@ -105,13 +121,14 @@ def _called(block: Block) -> Iterator[tuple[Op, ...]]:
         yield tuple(ops)
 
 
-def _spellings(ops: tuple[Op, ...]) -> tuple[str, ...]:
-    """By which names a target may mean a linear, its own first."""
+def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
+    """The last parts of a linear's path, of which a target is one; a shared expert's linears have the names of a layer's own."""
     if ops[0].kind != "linear":
         return ()
-    if len(ops) > 1:
-        return _SPELLINGS.get(str(ops[0].attrs["group"]), ())
-    return tuple(dict.fromkeys((ops[0].name, *_SPELLINGS.get(ops[0].name, ()))))
+    name = ops[0].name if len(ops) == 1 else str(ops[0].attrs["group"])
+    bare = name.removeprefix("shared_")
+    called = NAMES.get(block.family, {}).get(bare, bare)
+    return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
 def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
@@ -119,10 +136,10 @@ def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
     made: list[Op] = []
     for ops in _called(block):
         frozen = [_frozen(op) for op in ops]
-        names = _spellings(ops) if block.role == "layer" else ()
-        meant = [target for target in lora.targets if target in names]
+        known = _names(block, ops) if block.role == "layer" else ()
+        meant = [target for target in lora.targets if target in known]
         found.update(meant)
-        if meant or (names and ALL_LINEAR in lora.targets):
+        if meant or (known and ALL_LINEAR in lora.targets):
             frozen[0] = _with_adapter(graph, frozen[0], ops, lora)
         made += frozen
     return replace(block, ops=tuple(made))

@@ -187,14 +187,19 @@ class Tape:
     def weight(self, param: str, dims: tuple[Dim, ...], *, fusable: bool = False) -> WeightGrad:
         return self.context.weight(param, dims, self.weight_dtype, fusable=fusable)
 
-    def cast_weight(self, param: str, dims: tuple[Dim, ...]) -> Value | None:
-        """Autocast's copy of a parameter in the compute type, cached until the context exits; None where there is none."""
-        if self.weight_dtype == self.context.compute:
+    def cast_weight(self, param: str, dims: tuple[Dim, ...], dtype: str) -> Value | None:
+        """Autocast's copy of a parameter, stored as ``dtype``, in the compute type; cached until the context exits. None: there is none."""
+        if not self.context.autocast or dtype == self.context.compute:
             return None
         name = f"{param}.{self.context.compute}"
         out = Value(name, dims, self.context.compute)
         return self.emit(
-            name, (), out, what=f"autocast copy of {param}", weights=(self.weight(param, dims),), caches=(name,)
+            name,
+            (),
+            out,
+            what=f"autocast copy of {param}",
+            weights=(self.context.weight(param, dims, dtype),),
+            caches=(name,),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer
-from ullage.kernels.transformers_linear import matmul
+from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, SEQ, Dim, Op
 
 LABELS_SHIFTED_SINCE = "2024-07-28"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ullage.kernels import low_rank
+from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_masks as masks
 from ullage.kernels import transformers_parallel as parallel
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer, WeightGrad
+from ullage.kernels.step import Buffer
+from ullage.kernels.transformers_matmul import matmul
 from ullage.kernels.transformers_rope import INTERLEAVES, table_dtype
 from ullage.model.graph import BATCH, SEQ, Dim, Op
 
@@ -19,7 +20,7 @@ def linear(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     rows = op.module == SHARED and tape.family in SHARED_ON_ROWS
     source = parallel.entering(tape, op, flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]])
-    params = [(param.name, param.dims) for param in low_rank.base(op)]
+    params = [(param.name, param.dims) for param in adapters.base(op)]
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
         params = [(shared, ("vocab", "hidden"))]
@@ -27,9 +28,9 @@ def linear(tape: Tape, op: Op) -> Value:
     if op.name in _SCALES.get(tape.family, ()):
         raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
-    if low_rank.is_adapted(op):
+    if adapters.is_adapted(op):
         base = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
-        return low_rank.added(tape, op, source, base, output)
+        return adapters.added(tape, op, source, base, output)
     made = parallel.part(tape, op.name, output, reduced=op.attrs["parallel"] == "row")
     matmul(tape, op.name, source, params, made, rows=rows)
     return parallel.leaving(tape, op.name, made, output)
@@ -61,13 +62,13 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     inner = first.attrs["in"]
     assert isinstance(inner, tuple)
     params: list[tuple[str, tuple[Dim, ...]]] = [(f"{name}.weight", (size, *inner))]
-    if len(low_rank.base(first)) > 1:
+    if len(adapters.base(first)) > 1:
         params.append((f"{name}.bias", (size,)))
     source = tape[first.inputs[0]]
     whole = Value(name, (*source.rows, size), tape.context.compute)
-    if low_rank.is_adapted(first):
+    if adapters.is_adapted(first):
         base = matmul(tape, name, source, params, replace(whole, name=f"{name}.base"))
-        whole = low_rank.added(tape, first, source, base, whole)
+        whole = adapters.added(tape, first, source, base, whole)
     else:
         whole = matmul(tape, name, source, params, whole)
     parts = tuple(tape.like(op.outputs[0], whole.dtype) for op in ops)
@@ -78,45 +79,6 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
             tape.views(whole, (part,))
         return
     tape.views(whole, parts)
-
-
-def matmul(
-    tape: Tape,
-    name: str,
-    source: Value,
-    params: list[tuple[str, tuple[Dim, ...]]],
-    output: Value,
-    *,
-    rows: bool = False,
-) -> Value:
-    """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself.
-
-    A bias's gradient is summed when the node is done.
-    The input's gradient is a matmul's result seen through a reshape, except where the input is ``rows`` already.
-    """
-    copies = {param: tape.cast_weight(param, dims) for param, dims in params}
-    cast = tape.cast(source, tape.context.compute, f"{name}.input")
-    of_weights = [param if copy is None else copy.name for param, copy in copies.items() if not _is_bias(param)]
-    weights: tuple[WeightGrad, ...] = ()
-    if tape.weight_dtype == tape.context.compute:
-        weights = tuple(tape.weight(*param, fusable=not _is_bias(param[0])) for param in params)
-    made = [copy for copy in copies.values() if copy is not None]
-    matrices = [copy for param, copy in copies.items() if copy is not None and not _is_bias(param)]
-    return tape.emit(
-        name,
-        (cast, *made),
-        output,
-        what=f"{name} output",
-        saves=(cast, *matrices),
-        weights=weights,
-        summed=[param if copy is None else copy.name for param, copy in copies.items() if _is_bias(param)],
-        view_grads=() if rows or len(cast.dims) <= 2 else (cast,),
-        serves={cast.name: of_weights, **{one.name: (cast.name,) for one in matrices}},
-    )
-
-
-def _is_bias(param: str) -> bool:
-    return param.endswith(".bias")
 
 
 _BATCHED_POSITIONS = frozenset({"opt"})

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
-from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, matmul
+from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat
+from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
 _TOKENS: tuple[Dim, ...] = (BATCH, SEQ_SP)

@@ -15,10 +15,11 @@ from ullage.job import fields
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.job.write import cluster_to_dict, job_to_dict
+from ullage.planner.exact import first_violation
 from ullage.planner.goals import GOALS, ON_FEWER, goal, smaller
 from ullage.planner.reasons import better_but_too_large, limited_by, lost_by, strategy, would_buy
 from ullage.planner.remedies import Remedy, remedies
-from ullage.planner.search import Found, Missed, Search, first_violation
+from ullage.planner.search import Found, Missed, Search
 from ullage.planner.wanted import DEGREES, Base, Wanted, bases, cluster_of, wanted, with_keys
 from ullage.timing.step import StepTime
 from ullage.units import KIB, format_bytes

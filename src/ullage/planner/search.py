@@ -14,16 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from ullage.engines.estimate import Estimate, estimate, rank_peak
-from ullage.engines.interval import LEAST_ABOVE
+from ullage.engines.estimate import Estimate, estimate
 from ullage.engines.pipeline import takes_turns
-from ullage.engines.registry import ranks_of
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import frozen, replace
-from ullage.job.checks import Violation, violations
 from ullage.job.job import Job, Layout, Recompute
-from ullage.memory.overhead import outside_allocator
-from ullage.model.graph import Graph
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
@@ -38,6 +33,7 @@ from ullage.planner.bounds import (
     step_bound_s,
 )
 from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.exact import first_violation, fits, may_fit, too_large
 from ullage.planner.space import NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
@@ -395,20 +391,22 @@ class Search:
             )
         self.counts.evaluated -= 1
         self._failed += 1
-        fits = timed.at + 1 if rest == 1 else self._first_left(strategy, timed.at + 1, exact=answer is not None)
-        self.counts.infeasible += fits - timed.at
-        if fits < len(strategy.family.kinds) and not self.exhaustive:
-            self._push(self._bound(strategy, fits), partial(self._timed, strategy, fits))
+        at = timed.at + 1 if rest == 1 else self._first_left(strategy, timed.at + 1, exact=answer is not None)
+        self.counts.infeasible += at - timed.at
+        if at < len(strategy.family.kinds) and not self.exhaustive:
+            self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
         return None
 
     def _first_left(self, strategy: Strategy, low: int, *, exact: bool) -> int:
         """The first recomputation that its account leaves, recomputing more layers being taken not to raise it: the smallest first, then by
         halving. exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
-        kinds = strategy.family.kinds
-        fits = _fits if exact else _may_fit
-        if not fits(strategy, kinds[-1]):
-            return len(kinds)
-        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=lambda recompute: fits(strategy, recompute))
+        kinds, graph = strategy.family.kinds, strategy.base.graph
+        leaves = fits if exact else may_fit
+
+        def left(recompute: Recompute) -> bool:
+            return leaves(replace(strategy.job, recompute=recompute), graph)
+
+        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=left) if left(kinds[-1]) else len(kinds)
 
     def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
         self.reasons.setdefault(job.engine.name, error)
@@ -433,11 +431,6 @@ class Search:
                     like = GridCosts(job, base.graph, like, beside.get(key))
                     beside.setdefault(key, like)
                     yield like
-
-
-def first_violation(job: Job) -> Violation | None:
-    """What a check refuses of a job."""
-    return next((one for one in violations(job) if one.code != "warning"), None)
 
 
 def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
@@ -476,24 +469,3 @@ def same(job: Job) -> object:
     """Strategies that a person would call the same: of their micro-batches, cuts and recomputation only the best counts."""
     layout = job.layout
     return (job.engine.name, layout.tp, layout.cp, layout.pp, layout.ep, job.engine.zero_stage)
-
-
-def too_large(job: Job, graph: Graph) -> int:
-    """The high estimate of the first rank that cannot fit, without simulating the allocator; 0 where all may."""
-    device = job.cluster.device
-    for rank in ranks_of(job, graph):
-        peak, account = rank_peak(job, graph, rank)
-        outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        high = int(peak * (1 + LEAST_ABOVE)) + sum(one.high_bytes for one in outside)
-        if high >= device.capacity_bytes:
-            return high
-    return 0
-
-
-def _may_fit(strategy: Strategy, recompute: Recompute) -> bool:
-    return not too_large(replace(strategy.job, recompute=recompute), strategy.base.graph)
-
-
-def _fits(strategy: Strategy, recompute: Recompute) -> bool:
-    job, graph = replace(strategy.job, recompute=recompute), strategy.base.graph
-    return not too_large(job, graph) and estimate(job, graph).verdict == "fits"

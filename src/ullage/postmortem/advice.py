@@ -16,6 +16,7 @@ from ullage.postmortem.causes import Cause
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.useless import Useless, useless
 from ullage.postmortem.why import Answer
+from ullage.postmortem.with_job import REPLICAS
 from ullage.timing.step import step_time
 
 Edit = Callable[[Change], str | None]
@@ -24,7 +25,6 @@ Edit = Callable[[Change], str | None]
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 6
 _EXPANDABLE = "engine.options.expandable_segments"
-_REPLICAS = ("ddp", "zero1")
 _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 
 
@@ -178,7 +178,7 @@ def _others(job: Job) -> Iterator[Change]:
     for loss in _LOSSES:
         if job.loss.kind == "full":
             yield {"loss": loss}
-    if job.engine.name in _REPLICAS and job.layout.dp > 1:
+    if job.engine.name in REPLICAS and job.layout.dp > 1:
         mixed = f"{job.precision.compute}-mixed" if job.precision.autocast else None
         yield {"engine.name": "fsdp2", "engine.zero_stage": 3} | ({"precision": mixed} if mixed else {})
 

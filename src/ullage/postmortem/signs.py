@@ -54,7 +54,6 @@ SIGNS = (
     _sign("host-oom", 5, "shared memory (/dev/shm) ran out", "shared memory (shm)", r"insufficient shared memory \(shm\)"),
     _sign("host-oom", 3, "a process was killed by signal 9, as the kernel does when host memory runs out",
           "exitcode|exit code|return code|killed|sigkill|signal 9",
-
           r"exit ?code *:? *-9\b|return code = -9\b|exit code -9\b|SIGKILL|signal 9\b|signal: Killed|(?:^"
           r"|\n)[^\n]{0,120}\bKilled *(?:$|\n|python|torchrun)"),
     _sign("nccl-oom", 3, "NCCL failed in a CUDA call", "ncclunhandledcudaerror|call to cuda function failed",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ullage.engines.base import Account
+from ullage.engines.estimate import moment
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
@@ -24,7 +25,8 @@ from ullage.postmortem.tensors import Made, highest, kind_of, made
 from ullage.units import format_bytes
 
 _STATES = ("parameters", "buffers", "gradients", "optimizer")
-_SHARDS_NOTHING = ("ddp", "zero1")
+REPLICAS = ("ddp", "zero1")
+"""Engines under which every rank holds all parameters and gradients."""
 _TIGHT = 0.75
 _OVER = 1.0
 _LARGE = 0.1
@@ -165,7 +167,7 @@ def _by_category(held: Held) -> dict[str, int]:
 
 
 def _frozen(here: Known, capacity: int) -> Iterator[Reason]:
-    """A LoRA job, which no account models: its frozen weights are known all the same, and what they leave is for activations."""
+    """A LoRA job that no account models: its frozen weights are known all the same, and what they leave is for activations."""
     weights = max(base_bytes(here.job, rank) for rank in here.ranks)
     yield from _states(here.job, {"parameters": weights}, capacity)
     if weights < _TIGHT * capacity:
@@ -223,7 +225,7 @@ def _shards_parameters(job: Job) -> bool:
 def _why_whole(job: Job) -> str:
     if job.lora is not None and job.lora.base != "bf16" and job.engine.zero_stage == 3:
         return "ZeRO does not shard bitsandbytes' quantised weights"
-    if job.engine.name in _SHARDS_NOTHING or job.engine.zero_stage == 0:
+    if job.engine.name in REPLICAS or job.engine.zero_stage == 0:
         return f"{job.engine.name} shards {'the optimizer alone' if job.engine.name == 'zero1' else 'nothing'}"
     return f"ZeRO stage {job.engine.zero_stage} shards no parameters; to shard them takes stage 3"
 
@@ -231,21 +233,22 @@ def _why_whole(job: Job) -> str:
 def _rest(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:
     """What is on top of the states at the peak, by kind, where the peak passes the card."""
     late = set(worst.account.late)
-    moment = " ".join(worst.peak.moments)
+    moments = " ".join(worst.peak.moments)
     kinds: dict[Kind, int] = {}
     for item, count in worst.peak.live.items():
-        kind = kind_of(item, moment, late=item in late)
+        kind = kind_of(item, moments, late=item in late)
         if item.category not in _STATES:
             kinds[kind] = kinds.get(kind, 0) + item.bytes * count
     rest = sum(kinds.values())
     pressure = min(1.0, max(0.0, 2 * worst.peak.bytes / capacity - 1))  # a card half empty does not run out
+    when = moment(worst.peak)
     for kind, size in kinds.items():
         if size < capacity / 20 or kind == "states":
             continue
         yield Reason(
             kind=kind,
             weight=3.0 * pressure * min(1.0, size / capacity + size / rest / 3),
-            why=f"{format_bytes(size)} of {format_bytes(worst.peak.bytes)} predicted at the peak ({moment}) are {_WORDS.get(kind, kind)}",
+            why=f"{format_bytes(size)} of {format_bytes(worst.peak.bytes)} predicted at the peak ({when}) are {_WORDS.get(kind, kind)}",
         )
     if len(here.held) > 1:
         yield from _end(here, worst)

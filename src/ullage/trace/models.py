@@ -18,7 +18,7 @@ from torch import nn
 from ullage.engines.base import params_of
 from ullage.engines.fsdp2.policy import unwrapped
 from ullage.errors import InvalidInput, Unsupported
-from ullage.job.adapted import ALL_LINEAR
+from ullage.job.adapted import ALL_LINEAR, unmodelled
 from ullage.job.job import Job, Lora
 from ullage.trace.run import Factory
 from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, layers_of, mesh_of, optimizer_of, unsynced, wrapped
@@ -50,9 +50,7 @@ def _refuse(job: Job) -> None:
         "recompute": job.recompute.kind if job.recompute.kind not in RECOMPUTE else None,
         "attention": job.attention if job.attention == "math" else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
-        "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
-        "lora.dora": "true" if job.lora is not None and job.lora.dora else None,
-        "lora.modules_to_save": "set" if job.lora is not None and job.lora.modules_to_save else None,
+        **(unmodelled(job.lora) if job.lora is not None else {}),
         "freeze": "set" if job.freeze else None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
@@ -133,7 +131,7 @@ def _adapted(job: Job, lora: Lora, model: Any) -> Any:
     targets = ALL_LINEAR if lora.targets == (ALL_LINEAR,) else list(lora.targets)
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=int(lora.alpha),
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT multiplies by alpha / rank, whole or not
         lora_dropout=lora.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",

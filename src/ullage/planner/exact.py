@@ -1,0 +1,38 @@
+"""What the engines' own account says of one strategy: whether it may exist, and whether it fits."""
+
+from __future__ import annotations
+
+from ullage.engines.estimate import estimate, rank_peak
+from ullage.engines.interval import LEAST_ABOVE
+from ullage.engines.registry import ranks_of
+from ullage.job.checks import Violation, violations
+from ullage.job.job import Job
+from ullage.memory.overhead import outside_allocator
+from ullage.model.graph import Graph
+
+
+def first_violation(job: Job) -> Violation | None:
+    """What a check refuses of a job."""
+    return next((one for one in violations(job) if one.code != "warning"), None)
+
+
+def too_large(job: Job, graph: Graph) -> int:
+    """The high estimate of the first rank that cannot fit, without simulating the allocator; 0 where all may."""
+    device = job.cluster.device
+    for rank in ranks_of(job, graph):
+        peak, account = rank_peak(job, graph, rank)
+        outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
+        high = int(peak * (1 + LEAST_ABOVE)) + sum(one.high_bytes for one in outside)
+        if high >= device.capacity_bytes:
+            return high
+    return 0
+
+
+def may_fit(job: Job, graph: Graph) -> bool:
+    """Whether its allocated bytes alone leave room."""
+    return not too_large(job, graph)
+
+
+def fits(job: Job, graph: Graph) -> bool:
+    """The verdict of its estimate, asked for where its allocated bytes alone leave room."""
+    return may_fit(job, graph) and estimate(job, graph).verdict == "fits"
