@@ -58,8 +58,8 @@ def graph_of(job: Job) -> Graph:
 
 
 def trained(graph: Graph, job: Job) -> Graph:
-    """A graph with the job's adapters."""
-    if job.lora is None:
+    """A graph with the job's adapters, as PEFT puts them into transformers' classes; in other stacks no account reads them."""
+    if job.lora is None or job.stack != "transformers":
         return graph
     # gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
     return _with_adapters(graph, job.lora, job.recompute.kind != "none")
