@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ullage.frozen import FrozenMap
 from ullage.job.job import Engine, Job, Layout
@@ -58,6 +58,19 @@ class Run:
         skipped = self._update()
         self.optimizer.zero_grad(set_to_none=True)
         return Stepped(loss=total, grad_norm=norm, skipped=skipped)
+
+    def mean_loss(self, stepped: Stepped) -> float:
+        """Over all ranks; every rank calls it."""
+        loss = stepped.loss
+        if self.job.layout.dp > 1:
+            loss = loss.clone()
+            distributed.all_reduce(loss)
+            loss /= self.job.layout.dp
+        return float(loss)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Whole parameters on the CPU, by the name that they have on one device; every rank calls it."""
+        return {name: whole(param.detach()).cpu().clone() for name, param in self.parameters.items()}
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
         batch = {"input_ids": ids, "labels": ids, "use_cache": False}

@@ -9,10 +9,9 @@ import torch
 from torch import distributed
 
 from ullage.job.job import Job
-from ullage.trace.wrapped import whole
 from ullage.train.answers import Proof, Row
 from ullage.train.batches import micro_batches, tokens_of
-from ullage.train.composed import Run, alone, run_of
+from ullage.train.composed import alone, run_of
 from ullage.train.settings import Settings
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
@@ -54,27 +53,14 @@ def _ran(job: Job, settings: Settings) -> tuple[list[float], list[float | None],
     """Losses, gradient norms, the weights at the end and at the start."""
     run = run_of(job, seed=settings.seed, lr=settings.lr, weight_decay=settings.weight_decay, weights=settings.weights)
     tokens = tokens_of(job, settings)
-    start = _weights(run)
+    start = run.weights()
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(settings.steps):
         stepped = run.step(micro_batches(job, tokens, step))
-        losses.append(mean(stepped.loss, job))
+        losses.append(run.mean_loss(stepped))
         norms.append(None if stepped.grad_norm is None else float(stepped.grad_norm))
-    return losses, norms, _weights(run), start
-
-
-def mean(loss: torch.Tensor, job: Job) -> float:
-    """Of the data-parallel ranks' losses."""
-    if job.layout.dp > 1:
-        loss = loss.clone()
-        distributed.all_reduce(loss)
-        loss /= job.layout.dp
-    return float(loss)
-
-
-def _weights(run: Run) -> _Weights:
-    return {name: whole(param.detach()).double().cpu().clone() for name, param in run.parameters.items()}
+    return losses, norms, run.weights(), start
 
 
 def _largest(found: list[float] | list[float | None], expected: list[float] | list[float | None]) -> float:
@@ -85,8 +71,8 @@ def _largest(found: list[float] | list[float | None], expected: list[float] | li
 
 
 def _apart(found: _Weights, expected: _Weights) -> float:
-    return _norm({name: found[name] - expected[name] for name in expected})
+    return _norm({name: found[name].double() - expected[name].double() for name in expected})
 
 
 def _norm(weights: _Weights) -> float:
-    return math.sqrt(sum(float(weight.square().sum()) for weight in weights.values()))
+    return math.sqrt(sum(float(weight.double().square().sum()) for weight in weights.values()))
