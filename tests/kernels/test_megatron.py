@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from ullage.engines.base import context_of
 from ullage.frozen import FrozenMap
+from ullage.job.adapted import graph_of
 from ullage.job.bind import local_sizes
 from ullage.job.job import Data, Layout, Recompute
+from ullage.job.read import read_job
+from ullage.kernels.stacks import lower, segments
 from ullage.kernels.step import Context
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
@@ -101,6 +105,28 @@ def test_recomputed_modules_are_not_saved(modules: tuple[str, ...], less: float)
     recompute = Recompute(kind="modules", modules=modules)
     difference = saved() - saved(mode=SELECTIVE, recompute=recompute)
     assert difference == pytest.approx(less, abs=0.01)
+
+
+@pytest.mark.parametrize("modules", [("moe",), ("moe", "moe_act"), ("moe", "moe_act", "shared_experts")])
+def test_the_layer_of_experts_runs_again_whole(modules: tuple[str, ...]) -> None:
+    """megatron/core/transformer/moe/moe_layer.py, forward: custom_forward has the experts' activation and the shared experts inside."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": "deepseek-v3",
+            "cluster": "8xH100-SXM-80GB",
+            "engine": {"name": "megatron"},
+            "data": {"seq_len": 64},
+        }
+    )
+    graph = graph_of(job)
+    sparse = graph.runs[2].block
+    context = context_of(job, graph)
+    (segment,) = segments(sparse, context, Recompute(kind="modules", modules=modules))
+    names = [step.name for step in lower(sparse, context)[segment.start : segment.stop]]
+    assert names[0] == "router"
+    assert names[-1] == "shared_down_proj"
+    assert not segment.discards_output
 
 
 def test_full_recompute_keeps_the_input_alone() -> None:

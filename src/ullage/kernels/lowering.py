@@ -43,14 +43,23 @@ def _groups(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:
 
 
 def module_segments(
-    steps: tuple[Step, ...], modules: tuple[str, ...], *, discards_output: frozenset[str] = frozenset()
+    steps: tuple[Step, ...],
+    modules: tuple[str, ...],
+    *,
+    discards_output: frozenset[str] = frozenset(),
+    inside: tuple[tuple[str, str], ...] = (),
 ) -> tuple[Segment, ...]:
-    """Runs of neighbouring steps that belong to one of the named modules, each run one segment."""
+    """Runs of neighbouring steps that belong to one of the named modules, each run one segment.
+
+    inside: modules that are part of another one, which runs them again where it is named.
+    """
+    outer = {part: whole for part, whole in inside if whole in modules}
+    outermost = [outer.get(step.module, step.module) for step in steps]
     found = []
     start = 0
     for at in range(1, len(steps) + 1):
-        if at == len(steps) or steps[at].module != steps[start].module:
-            module = steps[start].module
+        if at == len(steps) or outermost[at] != outermost[start]:
+            module = outermost[start]
             if module in modules:
                 found.append(Segment(start=start, stop=at, discards_output=module in discards_output))
             start = at

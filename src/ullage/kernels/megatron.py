@@ -51,14 +51,24 @@ def _up_projections_last(block: Block) -> Block:
     return replace(block, ops=(*block.ops[: places[0]], *down, *up, *block.ops[places[-1] + 1 :]))
 
 
+RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""--recompute-modules (megatron/core/transformer/transformer_config.py)."""
+
+INSIDE = (("moe_act", "moe"), ("shared_experts", "moe"))
+"""Modules that are part of another one, and it."""
+
+_DISCARDED = frozenset({"layernorm", "moe_act", "mla_up_proj"})
+
+
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
     """--recompute-granularity selective without modules: core attention alone (Korthikanti et al., arXiv 2205.05198, section 5)."""
     return modules(steps, ("core_attn",))
 
 
 def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, ...]:
-    """--recompute-modules. layernorm, moe_act and mla_up_proj drop their output too (CheckpointWithoutOutput)."""
-    return module_segments(steps, names, discards_output=frozenset({"layernorm", "moe_act", "mla_up_proj"}))
+    """--recompute-modules. layernorm, moe_act and mla_up_proj drop their output too (CheckpointWithoutOutput); moe is the whole layer of
+    experts, with its activation and what is shared (moe_layer.py, custom_forward)."""
+    return module_segments(steps, names, discards_output=_DISCARDED, inside=INSIDE)
 
 
 def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
