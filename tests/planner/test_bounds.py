@@ -113,14 +113,15 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
 def test_bytes_left_behind_grow_as_a_replay_says() -> None:
     for one in followed(following(space("llama"), "megatron", seed=6, exhaustive=True), MANY):
         costs = one.strategy.costs
-        for recompute in (NONE, FULL):
+        for recompute in (NONE, FULL, *costs.selections):
             for kind, block in enumerate(costs.grid.kinds):
                 how = recompute if block.role == "layer" else NONE
                 assert costs.kept(recompute)[kind] == max(0, _kept_by(block, costs.context, how))
 
 
 def test_bounds_are_near_enough_to_be_of_use() -> None:
-    """Of Megatron's strategies the last bound is within a tenth of the exact time in nine of ten."""
-    found = list(followed(following(space("llama"), "megatron", seed=7, exhaustive=True), 40))
+    """Of Megatron's strategies that hold whole parameters the last bound is within a tenth of the exact time in nine of ten."""
+    doc = space("llama") | {"engine": {"name": "megatron", "zero_stage": 1}}
+    found = list(followed(following(doc, "megatron", seed=7, exhaustive=True), 40))
     near = [one.bounds_s[-2] / one.bounds_s[-1] for one in found]
     assert sorted(near)[len(near) // 10] > 0.9

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 
 from ullage.errors import Unsupported
+from ullage.frozen import frozen
 from ullage.job.job import Recompute
 from ullage.kernels.asking import asked
 from ullage.kernels.lowering import module_segments
@@ -50,6 +51,24 @@ def segments(block: Block, context: Context, recompute: Recompute) -> tuple[Segm
         return chosen(steps, recompute.modules)
     policy: Policy = stack.selective
     return policy(steps, context)
+
+
+@frozen
+class Modules:
+    """What a layer can recompute piece by piece, by name; inside: those that are part of another one, and it."""
+
+    names: tuple[str, ...]
+    inside: tuple[tuple[str, str], ...]
+
+
+def recomputable(layers: Iterable[Block], context: Context) -> Modules:
+    """The modules of these layers that the stack lets its users choose from."""
+    stack = _module(context.stack)
+    there = {step.module for block in layers for step in lower(block, context)}
+    return Modules(
+        names=tuple(name for name in getattr(stack, "RECOMPUTABLE", ()) if name in there),
+        inside=tuple(pair for pair in getattr(stack, "INSIDE", ()) if pair[0] in there),
+    )
 
 
 def buffers(context: Context) -> tuple[Buffer, ...]:

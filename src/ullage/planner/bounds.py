@@ -260,6 +260,20 @@ class MemoryBound:
             return None
         return ceil(over / saved * _ROUNDING)
 
+    def modules_again_s(self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float) -> float | None:
+        """The least seconds of a micro-batch that sets of modules take again with which it fits, or nothing does."""
+        most = (self.room_bytes - states_bytes) / in_flight
+        if chunk_bytes(costs, stage, FULL) > most:
+            return None
+        if chunk_bytes(costs, stage, NONE) <= most:
+            return 0.0
+        seconds = (
+            sum(count * costs.again_s(kind, recompute) for kind, count, layer in stage.counts if layer)
+            for recompute in costs.selections
+            if chunk_bytes(costs, stage, recompute) <= most
+        )
+        return min(seconds, default=None)
+
 
 _ROUNDING = 1 - 1e-12
 
@@ -282,10 +296,14 @@ def _layers(part: Counts) -> int:
 
 
 def chunk_bytes(costs: ShapeCosts, stage: Stage, recompute: Recompute) -> int:
-    """What a forward of the rank's smallest chunk leaves behind."""
+    """What a forward of the rank's smallest chunk leaves behind; what it sends on may be gone (Megatron's deallocate_pipeline_outputs)."""
+    sent = 0 if stage.both_ends else costs.sent_bytes
     if recompute.kind == "none":
-        kept = costs.kept(NONE)
-        return min(sum(count * kept[kind] for kind, count, _ in part) for part in set(stage.chunks))
-    return min(
-        sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute)) for part in set(stage.chunks)
-    )
+        plain = costs.kept(NONE)
+        kept = [sum(count * plain[kind] for kind, count, _ in part) for part in set(stage.chunks)]
+    else:
+        kept = [
+            sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute))
+            for part in set(stage.chunks)
+        ]
+    return min(kept) - sent

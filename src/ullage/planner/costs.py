@@ -17,13 +17,14 @@ from ullage.job.job import Job, Recompute
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
-from ullage.memory.chunk import PLAIN, SELECTIVE, Replayer
+from ullage.memory.chunk import PLAIN, SELECTIVE, Replayer, stream_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
-from ullage.planner.space import NONE
+from ullage.planner.knapsack import front
+from ullage.planner.space import NONE, modules_of
 from ullage.timing import states
-from ullage.timing.blocks import block_time
+from ullage.timing.blocks import work_again
 from ullage.timing.machine import exchange_cost
 from ullage.timing.ops import block_work, dense_work, unlowered_work
 from ullage.timing.stage import place_of, send_s
@@ -63,6 +64,8 @@ class GridCosts:
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
         self.numels = [self._numels(block) for block in self.kinds]
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
+        self._again: dict[tuple[int, str, tuple[str, ...]], Growing] = {}
+        self._looked_up: LookedUp = {}
         self._dense_s: dict[int, float] = {}
 
     @cached_property
@@ -159,6 +162,20 @@ class GridCosts:
             if f"{block.name}.{param.name}" in seconds
         )
 
+    def again(self, kind: int, recompute: Recompute) -> Growing:
+        """What the backward of a block of this kind runs again under a selection."""
+        known = self._known[kind]
+        if known is not None:
+            return known.again(kind, recompute)
+        key = (kind, recompute.kind, recompute.modules)
+        if key not in self._again:
+            block = self.kinds[kind]
+            mode = SELECTIVE if block.role == "layer" else PLAIN
+            one, two = (work_again(block, context, mode, recompute) for context in self.contexts)
+            pairs = [(a.forward, b.forward) for a, b in zip(one, two, strict=True)]
+            self._again[key] = Growing(pairs, self.place, self._looked_up, backward=False)
+        return self._again[key]
+
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
         """What one more block of this kind in a chunk leaves behind after a forward: at least nothing."""
         known = self._known[kind]
@@ -194,7 +211,6 @@ class ShapeCosts:
             )
             for (dense, experts), (forward, backward) in zip(grid.numels, grid.works, strict=True)
         ]
-        self._again: dict[tuple[int, str, tuple[str, ...]], float] = {}
         self._kept: dict[object, list[int]] = {}
         self._sends: dict[tuple[int, int], float] = {}
         self._wire: dict[object, list[tuple[float, float]]] = {}
@@ -204,6 +220,17 @@ class ShapeCosts:
         self.first_s = self._role_s("embedding")
         self.last_s = self._role_s("head", "loss")
         self.whole_s = sum(times * self.blocks[kind].both_s for kind, times, _ in grid.runs)
+
+    @cached_property
+    def sent_bytes(self) -> int:
+        """A layer's output, which a pipeline rank sends on."""
+        layer = next(block for block in self.grid.kinds if block.role == "layer")
+        return stream_bytes(layer.output, self.context)
+
+    @cached_property
+    def selections(self) -> tuple[Recompute, ...]:
+        """Sets of modules to recompute that no other set beats."""
+        return front(self, modules_of(self.job, self.grid.graph))
 
     def _role_s(self, *roles: str) -> float:
         return sum(times * self.blocks[kind].both_s for kind, times, role in self.grid.runs if role in roles)
@@ -218,12 +245,7 @@ class ShapeCosts:
             return 0.0
         if recompute.kind == "full":
             return self.blocks[kind].forward_s
-        key = (kind, recompute.kind, recompute.modules)
-        if key not in self._again:
-            block = self.grid.kinds[kind]
-            mode = SELECTIVE if block.role == "layer" else PLAIN
-            self._again[key] = block_time(block, self.context, self.grid.place, mode, recompute).recompute.total_s
-        return self._again[key]
+        return self.grid.again(kind, recompute).seconds(self.micro_batch)
 
     def kept(self, recompute: Recompute) -> list[int]:
         """Of each kind, the bytes that one more such block in a chunk leaves behind after a forward; of layers, recomputed like this."""

@@ -226,12 +226,11 @@ class Search:
         self.counts.space += sum(self.space.count_cut(base, one) for one in cuts) - self.space.count_pipeline(base, job)
         for one in cuts:
             stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
-            times = computing_s(costs, stages, NONE)
             engines = self.space.engines(base, one)
-            seconds = _any_chunks_s(costs, one, times)
             for family in self.space.families(base, one):
                 cut = Cut(base=base, costs=costs, job=one, engines=engines, family=family)
-                self._push(self._value(one, seconds), partial(self._held, cut, stages, times))
+                times = computing_s(costs, stages, family.fastest)
+                self._push(self._value(one, _any_chunks_s(costs, one, times)), partial(self._held, cut, stages, times))
 
     def _best_split(self, costs: ShapeCosts, job: Job) -> Split:
         """None where it is the even one."""
@@ -251,15 +250,12 @@ class Search:
             one = replace(cut, engines=tuple(each for each in cut.engines if is_sharded(each) == sharded))
             if not one.engines:
                 continue
-            again = self._layers_again(one, stages, one.engines, _under_1f1b(job))
+            again = self._again_s(one, stages)
             if again is None:
                 self.counts.infeasible += sum(map(self._counted(one), self.space.chunked(cut.base, job)))
                 continue
-            longer = [
-                longer_by(time, again_s(costs, stage, layers))
-                for time, stage, layers in zip(times, stages, again, strict=True)
-            ]
-            wired = stage_times(costs, stages, one.engines, NONE)
+            longer = [longer_by(time, seconds) for time, seconds in zip(times, again, strict=True)]
+            wired = stage_times(costs, stages, one.engines, cut.family.fastest)
             slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
             held = Held(costs, stages[0])
             outside = min(outside_bound_s(each, held, slower[0]) for each in one.engines)
@@ -268,6 +264,29 @@ class Search:
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""
         return lambda chunked: len(cut.engines) * self.space.count_family(cut.base, chunked, cut.family)
+
+    def _again_s(self, cut: Cut, stages: tuple[Stage, ...]) -> list[float] | None:
+        """Of each rank the least seconds of recomputation that make it fit, whatever the engine and the chunks; None where nothing does."""
+        in_flight = _under_1f1b(cut.job)
+        if not cut.family.modular:
+            again = self._layers_again(cut, stages, cut.engines, in_flight)
+            if again is None:
+                return None
+            return [again_s(cut.costs, stage, layers) for stage, layers in zip(stages, again, strict=True)]
+        found: list[float] = []
+        for stage in stages:
+            seconds = found[-1] if found else 0.0
+            if stage.first_of_kind:
+                kept = self._kept_bytes(cut, stage, cut.engines)
+                if kept is None:
+                    return None
+                room = self._room[id(cut.base)]
+                least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
+                if least is None:
+                    return None
+                seconds = least
+            found.append(seconds)
+        return found
 
     def _layers_again(
         self, cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[int]
@@ -278,15 +297,20 @@ class Search:
         for stage in stages:
             layers: int | None = 0  # of equal ranks the later ones have less in flight
             if stage.first_of_kind:
-                held = Held(cut.costs, stage)
-                kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
+                kept = self._kept_bytes(cut, stage, engines)
                 layers = None
-                if end <= room.room_bytes:
+                if kept is not None:
                     layers = room.layers_again(cut.costs, stage, in_flight[stage.index], kept, cut.family)
             if layers is None:
                 return None
             found.append(layers)
         return found
+
+    def _kept_bytes(self, cut: Cut, stage: Stage, engines: Sequence[Job]) -> float | None:
+        """States between two steps, at the least; None where they have no room at a step's end."""
+        room, held = self._room[id(cut.base)], Held(cut.costs, stage)
+        kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
+        return kept if end <= room.room_bytes else None
 
     def _chunked(self, cut: Cut, value: Value) -> None:
         """Every number of model chunks a rank."""
@@ -302,7 +326,11 @@ class Search:
             self._push(max(value, self._value(job, seconds)), partial(self._sharded, one, stages))
 
     def _sharded(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
-        """Every way to divide states over replicas."""
+        """Every way to divide states over replicas; of sets of modules each that no other beats."""
+        if cut.family.modular and not self.exhaustive:
+            for recompute in cut.costs.selections:
+                self._sharded(replace(cut, family=Family(kinds=(recompute,))), stages, value)
+            return
         costs, family = cut.costs, cut.family
         in_flight = flights(cut.job)
         known: dict[Recompute, list[StageTime]] = {}

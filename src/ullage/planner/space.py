@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain, combinations
 from math import isqrt
 
 from ullage.engines.base import context_of
@@ -12,6 +13,7 @@ from ullage.frozen import frozen, replace
 from ullage.job.engine import STAGES
 from ullage.job.job import Data, Job, Layout, Loss, Recompute, ScheduleName
 from ullage.kernels import stacks
+from ullage.kernels.stacks import Modules
 from ullage.model.graph import Graph
 from ullage.planner.wanted import Base, Wanted
 
@@ -39,14 +41,25 @@ _SAY_STAGE = (
 
 @frozen
 class Family:
-    """Recomputations of one kind, each slower and smaller than the one before."""
+    """Recomputations of one kind: of layers one by one, from none to all, each slower and smaller than the one before; or sets of
+    modules.
+    """
 
     kinds: tuple[Recompute, ...]
 
     @property
     def layered(self) -> bool:
-        """Whether they are of layers one by one, from none to all."""
-        return len(self.kinds) > 1
+        return len(self.kinds) > 1 and self.kinds[0] == NONE
+
+    @property
+    def modular(self) -> bool:
+        """Whether one is to be chosen by what a layer's modules free (knapsack.py)."""
+        return len(self.kinds) > 1 and not self.layered
+
+    @property
+    def fastest(self) -> Recompute:
+        """None of them takes less time."""
+        return NONE if self.modular else self.kinds[0]
 
 
 class Space:
@@ -122,11 +135,10 @@ class Space:
         )
 
     def families(self, base: Base, cut: Job) -> tuple[Family, ...]:
-        """Recomputation layer by layer and, where the stack has one, its own selection; or what the job says."""
+        """Recomputation layer by layer and, where the stack has them, of modules or its own selection; or what the job says."""
         if "recompute" in self.want.written:
             return (Family(kinds=(base.job.recompute,)),)
-        layered = layer_by_layer(_largest_chunk(base, cut))
-        return (layered, Family(kinds=(SELECTIVE,))) if _has_selective(base.job, base.graph) else (layered,)
+        return (layer_by_layer(_largest_chunk(base, cut)), *_selections(base.job, base.graph))
 
     # -- how many
 
@@ -278,10 +290,30 @@ def _experts(base: Base) -> int:
 
 
 @lru_cache(maxsize=64)
-def _has_selective(job: Job, graph: Graph) -> bool:
-    """Whether the stack has a selective recomputation of its own that runs something again."""
+def _selections(job: Job, graph: Graph) -> tuple[Family, ...]:
+    """Every set of modules that the stack can recompute; where it names none, its own selection if that runs anything again."""
+    modules = modules_of(job, graph)
+    if modules.names:
+        return (Family(kinds=tuple(of_modules(some) for some in subsets(modules.names, modules) if some)),)
     block = next(run.block for run in graph.runs if run.block.role == "layer")
     try:
-        return bool(stacks.segments(block, context_of(job, graph), SELECTIVE))
+        return (Family(kinds=(SELECTIVE,)),) if stacks.segments(block, context_of(job, graph), SELECTIVE) else ()
     except Unsupported:
-        return False
+        return ()
+
+
+@lru_cache(maxsize=64)
+def modules_of(job: Job, graph: Graph) -> Modules:
+    layers = dict.fromkeys(run.block for run in graph.runs if run.block.role == "layer")
+    return stacks.recomputable(layers, context_of(job, graph))
+
+
+def subsets(names: Iterable[str], modules: Modules) -> list[frozenset[str]]:
+    """Sets of these modules, the empty one too, none of which holds a module beside the one that it is part of."""
+    listed = sorted(names)
+    every = chain.from_iterable(combinations(listed, number) for number in range(len(listed) + 1))
+    return [frozenset(some) for some in every if not any({*pair} <= {*some} for pair in modules.inside)]
+
+
+def of_modules(names: Iterable[str]) -> Recompute:
+    return Recompute(kind="modules", modules=tuple(sorted(names)))
