@@ -1,8 +1,8 @@
 """CUDA graphs over parts of a layer (``cuda_graph_impl: transformer_engine``, ``cuda_graph_scope: attn``).
 
 A captured part runs on addresses of its own: what it saves lies in the graphs' pool, which holds it from capture on. While training runs
-torch hands nothing out for it; its input and output are static tensors. Sources: megatron/core/transformer/cuda_graphs.py,
-TransformerEngine pytorch/graph.py make_graphed_callables.
+torch hands nothing out for it; its input is a static tensor, its output lies in the pool. Sources:
+megatron/core/transformer/cuda_graphs.py, TransformerEngine pytorch/graph.py make_graphed_callables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
-"""What CUDA graphs cost a Megatron rank: static inputs and outputs for the whole run, and the capture in the first step."""
+"""What CUDA graphs cost a Megatron rank: static inputs for the whole run, and the capture in the first step.
+
+A layer has a graph for each micro-batch of the pipeline (for one where there is none). Those whose lives do not meet share: an input whose
+backward has run serves the next forward, outputs go back to the graphs' pool once their backward is captured, and one gradient serves
+all. Sources: megatron/core/transformer/cuda_graphs.py (_get_sample_arguments), transformer_layer.py (get_layer_static_inputs),
+TransformerEngine pytorch/graph.py (_reuse_graph_input_output_buffers, which Megatron-Core sets from Transformer Engine 2.7 on).
+"""
 
 from __future__ import annotations
 
+from ullage.engines.pipeline import actions_of
 from ullage.job.job import Job
 from ullage.kernels import megatron
 from ullage.kernels.megatron_graphs import captured, captures_attention
@@ -10,31 +17,39 @@ from ullage.memory.block_replay import BlockReplay
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, on_stream, round_up
 from ullage.memory.rank import Rank
-from ullage.schedule import actions, in_flight
 
-STATIC_TENSORS = 4
-"""Input, output, and the gradient of each (TransformerEngine pytorch/graph.py), where graphs share no buffers
-(``_reuse_graph_input_output_buffers``, ``cuda_graph_share_io_buffers``)."""
+STATIC_GRADIENTS = 2  # the output's gradient, one for all graphs, and the input's, until the next chunk's backward
 POOL_STREAM = 7  # a stream of its own in the simulation: the graphs' pool serves nothing else
 
 
 def static_buffers(job: Job, rank: Rank, replayer: Replayer) -> list[Item]:
-    """One set of static tensors for each layer and micro-batch: each has a graph."""
+    """An input and an attention mask for each layer in flight, and the gradients that all graphs share."""
     if not captures_attention(replayer.context):
         return []
-    layers = sum(part.layers for part in rank.chunks)
-    graphs = layers * job.data.grad_accum
-    one = _stream_bytes(rank, replayer)
+    data, layers = job.data, _layers_in_flight(job, rank)
+    stream = round_up(_stream_bytes(rank, replayer))
+    mask = round_up(data.micro_batch * (data.seq_len // job.layout.cp) * data.seq_len)
     return [
-        Item(
-            category="buffers",
-            what="static inputs, outputs and gradients of CUDA graphs",
-            bytes=graphs * STATIC_TENSORS * round_up(one),
-            pieces=(round_up(one),) * (graphs * STATIC_TENSORS),
-            formula=f"{layers} layers x {job.data.grad_accum} micro-batches x {STATIC_TENSORS} x {one} B",
-            lives="from capture on",
-        )
+        _static("inputs", layers, stream, f"{layers} layers in flight x {stream} B"),
+        _static(
+            "attention masks",
+            layers,
+            mask,
+            f"{layers} layers in flight x micro-batch {data.micro_batch} x seq {data.seq_len}^2 / cp {job.layout.cp} x 1 B (bool)",
+        ),
+        _static("gradients", STATIC_GRADIENTS, stream, f"{STATIC_GRADIENTS} x {stream} B, shared by all graphs"),
     ]
+
+
+def _static(what: str, count: int, each: int, formula: str) -> Item:
+    return Item(
+        category="buffers",
+        what=f"static {what} of CUDA graphs",
+        bytes=count * each,
+        pieces=(each,) * count,
+        formula=formula,
+        lives="from capture on",
+    )
 
 
 def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
@@ -46,15 +61,7 @@ def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
     size = _stream_bytes(rank, replayer)
     steps = BlockSteps(steps=part, input=block.input.name, input_bytes=size, output=part[-1].writes[0].name)
     program = BlockReplay(steps, grad_rule=GradRule(mode="fused")).run()
-    layout = job.layout
-    plan = actions(
-        layout.schedule if layout.pp > 1 else "1f1b",
-        stages=layout.pp,
-        rank=rank.index,
-        micro_batches=job.data.grad_accum,
-        chunks=layout.vpp,
-    )
-    layers = max(part.layers for part in rank.chunks) * in_flight(plan)
+    layers = _layers_in_flight(job, rank)
     node = Sequence(
         [
             alloc(boundary(size)),
@@ -67,6 +74,16 @@ def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
         "capture of the CUDA graphs, first step",
     )
     return on_stream(node, POOL_STREAM)
+
+
+def _layers_in_flight(job: Job, rank: Rank) -> int:
+    """The most layers at one time, counted once for each micro-batch, whose forward has run and whose backward has not."""
+    live = most = 0
+    for action in actions_of(job, rank.index):
+        layers = rank.chunks[action.chunk].layers
+        live += layers if action.kind == "F" else -layers
+        most = max(most, live)
+    return most
 
 
 def _stream_bytes(rank: Rank, replayer: Replayer) -> int:
