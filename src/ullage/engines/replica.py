@@ -12,12 +12,12 @@ from functools import lru_cache
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, params_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
+from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
 from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 from ullage.kernels.step import Context
-from ullage.kernels.transformers_loss import version_of
 from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
@@ -25,9 +25,6 @@ from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import LocalParam, Rank
 from ullage.model.graph import Graph
-
-NON_REENTRANT_SINCE = (5, 0)
-"""transformers' gradient checkpointing is reentrant before this version (modeling_utils.py, gradient_checkpointing_enable)."""
 
 
 def refuse(job: Job) -> None:
@@ -45,8 +42,12 @@ def refuse(job: Job) -> None:
 
 def replayer_of(job: Job, graph: Graph) -> Replayer:
     context = context_of(job, graph)
-    reentrant = job.stack == "transformers" and version_of(context) < NON_REENTRANT_SINCE
-    return Replayer(context=context, recompute=job.recompute, early_stop=not reentrant, reentrant=reentrant)
+    return Replayer(
+        context=context,
+        recompute=job.recompute,
+        early_stop=stops_early(job, context),
+        reentrant=is_reentrant(job, context),
+    )
 
 
 # -- what stays

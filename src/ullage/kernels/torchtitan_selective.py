@@ -8,7 +8,13 @@ compiled, it does not.
 from __future__ import annotations
 
 from ullage.kernels.step import Context, Segment, Step
-from ullage.kernels.torchtitan_version import ALL_TO_ALL_SAVED_SINCE, before, saves_abs, saves_attention
+from ullage.kernels.torchtitan_version import (
+    ALL_TO_ALL_SAVED_SINCE,
+    EARLY_STOP_UNTIL,
+    before,
+    saves_abs,
+    saves_attention,
+)
 
 
 def policy(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
@@ -32,7 +38,7 @@ def policy(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
         else:
             continue
         keep |= {name for name in kept if not context.compile or name in wanted}
-    return (Segment(start=0, stop=len(steps), keep=frozenset(keep), early_stop=not before(context, "2025-08-29")),)
+    return (Segment(start=0, stop=len(steps), keep=frozenset(keep), early_stop=before(context, EARLY_STOP_UNTIL)),)
 
 
 def _wanted(steps: tuple[Step, ...]) -> set[str]:

@@ -13,6 +13,7 @@ QKV_FUSED_SINCE = "2026-06-24"  # commit 3396a4b37: one matmul for q, k and v
 ABS_SAVED = ("2024-11-26", "2025-02-06")  # commits bcebc0de5, 88247277c: aten.abs among the ops that selective saves
 CUDNN_ON_BLACKWELL_SINCE = "2025-05-14"  # commit 3b85aa31f
 CUDNN_SAVED_SINCE = "2025-12-01"  # commit b39377f9f: cuDNN's attention among the ops that selective saves
+EARLY_STOP_UNTIL = "2025-08-29"  # commit 25413d224: checkpoint_wrapper(early_stop=False)
 ALL_TO_ALL_SAVED_SINCE = "2025-09-06"  # commit c4e229115
 
 

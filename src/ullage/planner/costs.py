@@ -17,14 +17,14 @@ from ullage.job.job import Job, Recompute
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
-from ullage.memory.chunk import PLAIN, SELECTIVE, Replayer, stream_bytes
+from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
 from ullage.planner.knapsack import front
 from ullage.planner.space import NONE, modules_of
 from ullage.timing import states
-from ullage.timing.blocks import work_again
+from ullage.timing.again import work_again
 from ullage.timing.machine import exchange_cost
 from ullage.timing.ops import block_work, dense_work, unlowered_work
 from ullage.timing.stage import place_of, send_s
@@ -59,7 +59,7 @@ class GridCosts:
     def __init__(self, job: Job, graph: Graph, like: GridCosts | None = None, beside: GridCosts | None = None) -> None:
         self.job, self.graph = job, graph
         self._like, self._beside = like, beside
-        self.place = place_of(job)
+        self.place = place_of(job, self.contexts[0])
         self.kinds = kinds(graph)
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
         self.numels = [self._numels(block) for block in self.kinds]
@@ -163,15 +163,17 @@ class GridCosts:
         )
 
     def again(self, kind: int, recompute: Recompute) -> Growing:
-        """What the backward of a block of this kind runs again under a selection."""
+        """What the backward of a block of this kind runs again under a selection or a checkpoint that is not the whole forward."""
         known = self._known[kind]
         if known is not None:
             return known.again(kind, recompute)
         key = (kind, recompute.kind, recompute.modules)
         if key not in self._again:
             block = self.kinds[kind]
-            mode = SELECTIVE if block.role == "layer" else PLAIN
-            one, two = (work_again(block, context, mode, recompute) for context in self.contexts)
+            chosen = CHECKPOINT if recompute.kind == "full" else SELECTIVE
+            mode = chosen if block.role == "layer" else PLAIN
+            stop = self.place.early_stop
+            one, two = (work_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
             pairs = [(a.forward, b.forward) for a, b in zip(one, two, strict=True)]
             self._again[key] = Growing(pairs, self.place, self._looked_up, backward=False)
         return self._again[key]
@@ -243,7 +245,7 @@ class ShapeCosts:
         """Seconds of a block's recomputation in one backward."""
         if recompute.kind == "none":
             return 0.0
-        if recompute.kind == "full":
+        if recompute.kind == "full" and not self.grid.place.early_stop and not self.job.compile:
             return self.blocks[kind].forward_s
         return self.grid.again(kind, recompute).seconds(self.micro_batch)
 

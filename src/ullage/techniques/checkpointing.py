@@ -16,7 +16,7 @@ from ullage.memory.ledger import by_category
 from ullage.techniques.exchanges import SECONDS
 from ullage.techniques.rank import OneRank
 from ullage.techniques.told import Column, Part, Shown, Value, unused
-from ullage.timing.blocks import pass_parts, work_again
+from ullage.timing.blocks import pass_parts
 from ullage.timing.ops import block_work
 from ullage.timing.stage import Stage
 from ullage.timing.step import step_time
@@ -81,9 +81,8 @@ def _again(stage: Stage) -> Part:
     )
     counts: Counter[tuple[str, OpWork]] = Counter()
     for element, count in _elements(stage).items():
-        for work in work_again(element.block, stage.context, element.mode, stage.job.recompute):
-            if work.forward != Pass():
-                counts[element.block.name, work] += count * element.size * stage.job.data.grad_accum
+        for work in stage.again(element):
+            counts[element.block.name, work] += count * element.size * stage.job.data.grad_accum
     rows = tuple(_op(stage, block, work, count) for (block, work), count in counts.items())
     return Part(
         title="What runs again before a layer's backward",
@@ -111,7 +110,7 @@ def _step_flops(stage: Stage) -> int:
     total = 0
     for element, count in _elements(stage).items():
         work = block_work(element.block, stage.context)
-        again = work_again(element.block, stage.context, element.mode, stage.job.recompute)
+        again = stage.again(element)
         attention = sum(one.backward.attention.flops for one in work if one.backward.attention)
         each = _flops(one.forward for one in (*work, *again)) + _flops(one.backward for one in work) + attention
         total += count * element.size * each

@@ -9,13 +9,12 @@ from ullage.calibration.overlap import beside_s, contention
 from ullage.frozen import frozen
 from ullage.hardware.cluster import Cluster
 from ullage.job.job import Layout, Recompute
-from ullage.kernels import stacks
 from ullage.kernels.step import Context
-from ullage.memory.chunk import CHECKPOINT, SELECTIVE
 from ullage.model.graph import Block
+from ullage.timing.again import work_again
 from ullage.timing.machine import attention_s, matmul_s, sent_s, traffic_s
 from ullage.timing.ops import block_work
-from ullage.timing.work import Exchange, OpWork, Pass
+from ullage.timing.work import Exchange, Pass
 
 COMPUTE, MEMORY = "matmul", "memory"
 ATTENTION = "attention"
@@ -71,6 +70,7 @@ class Place:
     """Where a block runs: all that its time depends on beside the block and its context.
 
     asynchronous: tensor parallelism sends beside the matmuls of a backward. accumulates: those add into an fp32 buffer.
+    early_stop: a checkpointed block runs again only as far as its backward needs.
     """
 
     cluster: Cluster
@@ -78,6 +78,7 @@ class Place:
     attention: str
     asynchronous: bool = True
     accumulates: bool = True
+    early_stop: bool = False
 
 
 @frozen
@@ -97,7 +98,8 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
         forward=added(pass_parts(one.forward, place, backward=False) for one in work),
         backward=added(pass_parts(one.backward, place, backward=True) for one in work),
         recompute=added(
-            pass_parts(one.forward, place, backward=False) for one in work_again(block, context, mode, recompute)
+            pass_parts(one.forward, place, backward=False)
+            for one in work_again(block, context, mode, recompute, early_stop=place.early_stop)
         ),
     )
 
@@ -107,26 +109,6 @@ def pass_s(work: Pass, place: Place, *, backward: bool) -> float:
     found = sum(_matmuls_s(work, place)) + _attention_s(work, place, backward=backward)
     found += sum(traffic_s(place.cluster.device, one) for one in work.traffic)
     return found + sum(one.wait_s for one in sendings(work, place, backward=backward))
-
-
-def work_again(block: Block, context: Context, mode: str, recompute: Recompute) -> tuple[OpWork, ...]:
-    """What the backward runs again of a block in this mode."""
-    if mode not in (CHECKPOINT, SELECTIVE):
-        return ()
-    modules = modules_again(block, context, mode, recompute)
-    return tuple(one for one in block_work(block, context) if one.module in modules)
-
-
-@lru_cache(maxsize=4096)
-def modules_again(block: Block, context: Context, mode: str, recompute: Recompute) -> frozenset[str]:
-    """Modules of a block that its backward runs again; of a checkpointed one all."""
-    steps = stacks.lower(block, context)
-    if mode == CHECKPOINT:
-        return frozenset(one.module for one in block.ops) | frozenset(one.module for one in steps)
-    if mode != SELECTIVE:
-        return frozenset()
-    segments = stacks.segments(block, context, recompute)
-    return frozenset(steps[at].module for one in segments for at in range(one.start, one.stop))
 
 
 def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]:

@@ -9,15 +9,17 @@ from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import contention
 from ullage.engines.base import flag
 from ullage.engines.megatron.accounting import recompute_group
+from ullage.engines.recompute import stops_early
 from ullage.frozen import frozen
 from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
-from ullage.memory.chunk import Replayer, stream_bytes
+from ullage.memory.chunk import Element, Replayer, stream_bytes
 from ullage.memory.rank import Rank
 from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action
 from ullage.timing import offload, states
+from ullage.timing.again import work_again
 from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
 from ullage.timing.gradients import (
     accumulated_bytes,
@@ -30,10 +32,10 @@ from ullage.timing.gradients import (
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.work import Exchange
+from ullage.timing.work import Exchange, OpWork
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job, context: Context) -> Place:
     """Where the blocks of a job run."""
     return Place(
         cluster=job.cluster,
@@ -41,6 +43,7 @@ def place_of(job: Job) -> Place:
         attention=job.attention,
         asynchronous=asynchronous(job),
         accumulates=accumulates(job),
+        early_stop=stops_early(job, context),
     )
 
 
@@ -86,7 +89,7 @@ class Stage:
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
         self.job, self.graph, self.context, self.rank = job, graph, context, rank
-        self.place = place_of(job)
+        self.place = place_of(job, context)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.numels: dict[Block, int] = {}
         self.left: dict[Block, float] = {}
@@ -111,6 +114,12 @@ class Stage:
         if action.kind == "F":
             return time.forward_s if action.micro_batch else time.first_forward_s
         return time.backward_s if action.micro_batch < last else time.last_backward_s
+
+    def again(self, element: Element) -> tuple[OpWork, ...]:
+        """What the backward runs again of an element's block."""
+        return work_again(
+            element.block, self.context, element.mode, self.job.recompute, early_stop=self.place.early_stop
+        )
 
     # -- one micro-batch
 

@@ -17,12 +17,11 @@ from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job, Recompute
-from ullage.kernels.step import Context
 from ullage.model.count import flops_per_token, forward_flops_per_token
 from ullage.model.graph import Block, Graph, Op
 from ullage.schedule import Action, finish_times
 from ullage.timing import offload
-from ullage.timing.blocks import modules_again
+from ullage.timing.again import run_again
 from ullage.timing.machine import peak_flops_per_s
 from ullage.timing.stage import Stage, send_s
 
@@ -116,16 +115,15 @@ def _flops_again_per_token(job: Job, graph: Graph, found: tuple[Stage, ...]) -> 
     for stage in found:
         for element in chain.from_iterable(stage.elements):
             counts[element.block, element.mode] += element.size
-    context = found[0].context
     return sum(
-        times * forward_flops_per_token(graph, _ops_again(block, context, mode, job.recompute), job.data.seq_len)
+        times * forward_flops_per_token(graph, _ops_again(block, found[0], mode, job.recompute), job.data.seq_len)
         for (block, mode), times in counts.items()
     )
 
 
-def _ops_again(block: Block, context: Context, mode: str, recompute: Recompute) -> Iterator[Op]:
-    modules = modules_again(block, context, mode, recompute)
-    return (op for op in block.ops if op.module in modules)
+def _ops_again(block: Block, stage: Stage, mode: str, recompute: Recompute) -> Iterator[Op]:
+    again = run_again(block, stage.context, mode, recompute, stage.place.early_stop)
+    return (op for op in block.ops if again.runs(op.name, op.module))
 
 
 def time_or_why(job: Job) -> StepTime | Unsupported:

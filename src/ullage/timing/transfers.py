@@ -13,7 +13,7 @@ from ullage.comm.volume import sent_bytes
 from ullage.frozen import frozen, replace
 from ullage.memory.chunk import Element
 from ullage.timing import states
-from ullage.timing.blocks import sendings, work_again
+from ullage.timing.blocks import sendings
 from ullage.timing.machine import exchange_cost, exchange_group
 from ullage.timing.ops import block_work
 from ullage.timing.stage import Stage, gathered_on, sent_on
@@ -83,7 +83,7 @@ def _of_ops(stage: Stage) -> Iterator[Transfer]:
     for element in elements:
         yield from _of_passes(stage, "forward", element, block_work(element.block, stage.context))
     for element in reversed(elements):
-        again = work_again(element.block, stage.context, element.mode, stage.job.recompute)
+        again = stage.again(element)
         yield from _of_passes(stage, "recompute", element, again)
         yield from _of_passes(stage, "backward", element, reversed(block_work(element.block, stage.context)))
 

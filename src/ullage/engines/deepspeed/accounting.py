@@ -14,6 +14,7 @@ from ullage.engines.deepspeed.options import knobs as read_knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.deepspeed.partition import held as held_by
 from ullage.engines.deepspeed.passes import pipeline_buffers
+from ullage.engines.recompute import stops_early
 from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Node, Sequence, alloc, free
@@ -28,7 +29,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     replayer = Replayer(
         context=context,
         recompute=job.recompute,
-        early_stop=job.stack != "megatron",
+        early_stop=stops_early(job, context),
         group=_checkpointed_together(job),
     )
     wrapper: ModuleType = bf16 if knobs.bf16_optimizer else (stage0, stage12, stage12, stage3)[job.engine.zero_stage]

@@ -16,6 +16,7 @@ from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, state
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
 from ullage.engines.pipeline import actions_of
+from ullage.engines.recompute import stops_early
 from ullage.engines.replica import plain
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
@@ -52,7 +53,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     if alone is not None:
         return replace(plain(alone, graph, rank), groups=_groups(job))
     context = _context(job, graph)
-    replayer = Replayer(context=context, recompute=job.recompute, early_stop=_early_stop(job))
+    replayer = Replayer(context=context, recompute=job.recompute, early_stop=stops_early(job, context))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
     stages = stages_of(graph, job.layout, rank, context)
     static = [
@@ -75,11 +76,6 @@ def _context(job: Job, graph: Graph) -> Context:
     if job.precision.compute != "fp8" or "float8_recipe" in context.options:
         return context
     return replace(context, options=FrozenMap({**context.options, "float8_recipe": "tensorwise"}))
-
-
-def _early_stop(job: Job) -> bool:
-    """torchtitan recomputes to the end (early_stop=False, since its activation checkpoint wrapper says so: 2025-08-29)."""
-    return not (job.stack == "torchtitan" and (job.stack_version is None or job.stack_version >= "2025-08-29"))
 
 
 def _rotary_dim(graph: Graph) -> int:
