@@ -72,8 +72,14 @@ def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
 def _composed_norm(
     op: Op, output: Buffer, stats: Buffer, weights: tuple[WeightGrad, ...], context: Context
 ) -> list[Step]:
-    """RMSNorm out of single ops, in fp32."""
+    """RMSNorm out of single ops, in fp32: each reads and writes whole tensors.
+
+    Normalising: pow, mean and mul. Backward: two of the mul's gradients and the sum of one, the mean's gradient expanded, pow's (x to the
+    first power, times two, times the gradient), and their sum (torch/csrc/autograd/FunctionsManual.cpp, pow_backward, mean_backward).
+    Scaling: a mul; backward two, of which one is summed over rows.
+    """
     dims = op.outputs[0].dims
+    numel = context.numel(dims)
     upcast = context.buffer(f"{op.name}.upcast", dims, "fp32", f"fp32 copy of the input of {op.name}")
     cast = Step(name=f"{op.name}.upcast", reads=op.inputs, writes=(upcast,), module=op.module)
     own = before(context, OWN_NORM_UNTIL) and context.option("rmsnorm") != "torch.nn.RMSNorm"
@@ -90,6 +96,7 @@ def _composed_norm(
             saves=(upcast.name, stats.name),
             scratch=scratch if own else (),
             backward_scratch=(rescale,),
+            moves=(numel * (20 + (6 if own else 0)), numel * (68 + (6 if own else 0))),
             module=op.module,
         ),
         Step(
@@ -99,6 +106,7 @@ def _composed_norm(
             saves=(normed.name,),
             scratch=() if own else scratch,
             weights=weights,
+            moves=(numel * 4, numel * 12) if own else (numel * 14, numel * 30),
             module=op.module,
         ),
     ]

@@ -42,7 +42,14 @@ def _whole(op: Op, context: Context) -> list[Step]:
     return [
         _upcast(op, context),
         Step(name="loss.log_softmax", reads=("logits_fp32",), writes=(log_softmax,), saves=(log_softmax.name, *stays)),
-        Step(name="loss", reads=(log_softmax.name, *held), writes=(output,), saves=(log_softmax.name,), no_grad=held),
+        Step(
+            name="loss",
+            reads=(log_softmax.name, *held),
+            writes=(output,),
+            saves=(log_softmax.name,),
+            no_grad=held,
+            moves=(output.bytes, log_softmax.bytes),  # one number a row; its gradient is filled with zeros
+        ),
     ]
 
 
