@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ullage.calibration.interpolate import interpolated
 from ullage.calibration.store import Provenance, Value, efficiency, speaker, table
 from ullage.frozen import frozen
 from ullage.hardware.catalogue import device as catalogued
@@ -106,18 +105,6 @@ def _by_head_dim(rows: Sequence[_Row], head_dim: int, seq: int) -> float:
     return interpolated(
         [float(row.head_dim) for row in rows], [interpolated(row.seq, row.shares, seq) for row in rows], head_dim
     )
-
-
-def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
-    """Linear in the logarithm of the place; the end's value beyond an end."""
-    if place <= places[0]:
-        return values[0]
-    if place >= places[-1]:
-        return values[-1]
-    above = bisect_left(places, place)
-    low, high = places[above - 1], places[above]
-    part = math.log(place / low) / math.log(high / low)
-    return values[above - 1] + (values[above] - values[above - 1]) * part
 
 
 def _occupancy(kernel: _Kernel, seq: int, backward: bool, batch_heads: int | None) -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 
+from ullage.calibration.interpolate import interpolated
 from ullage.calibration.store import Provenance, Value, efficiency, speaker, table, weaker
 from ullage.dtypes import bits
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware.cluster import Device
 
 # Output tiles (rows, columns) of cuBLAS and CUTLASS kernels; on Blackwell two SMs share the largest.
@@ -62,10 +63,15 @@ def grouped_matmul_efficiency(
     """The same of ``groups`` equal matmuls in one grouped kernel: m rows per expert, or per expert's gradient.
 
     Tiles do not span groups, so few rows per expert waste them; waves do span groups. Equal groups: an imbalance is the caller's.
-    streams: kernels of one group each, as many at a time (Transformer Engine's multi-stream cuBLAS); 0: one kernel for all.
+    streams: kernels of one group each, as many at a time (Transformer Engine's multi-stream cuBLAS), which start one after another;
+    0: one kernel for all.
     """
-    together = min(streams, groups) or groups
-    return _efficiency(_terms(device, dtype), together, m, n, k, accumulate)
+    terms = _terms(device, dtype)
+    together = min(streams, groups)
+    if not together:
+        return _efficiency(terms, groups, m, n, k, accumulate)
+    starts_s = together * table("matmul")["streams"]["start_us"] * 1e-6
+    return _efficiency(replace(terms, start_s=starts_s), together, m, n, k, accumulate)
 
 
 @functools.cache
@@ -75,11 +81,20 @@ def misaligned(dtype: str) -> Value:
     return efficiency(row.get(dtype, row["any"]), "default", row["source"])
 
 
+@functools.cache
+def rowwise(m: int, n: int, k: int) -> Value:
+    """What an 8-bit matmul with a scale for each row keeps of the rate of one with a scale for each tensor."""
+    row = table("matmul")["rowwise"]
+    share = interpolated(row["size"], row["share"], (m * n * k) ** (1 / 3))
+    return efficiency(share, "default", row["source"])
+
+
 def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: bool) -> Value:
     assert min(groups, m, n, k) >= 1, (groups, m, n, k)
     outputs = groups * m * n
     compute_s = _tiled_s(terms, groups, m, n, k)
-    moved = groups * (m * k + k * n) * terms.element_bytes + outputs * max(terms.element_bytes, 2.0)
+    written = 0.0 if accumulate else outputs * max(terms.element_bytes, 2.0)
+    moved = groups * (m * k + k * n) * terms.element_bytes + written
     memory_s = moved / terms.memory_bytes_per_s
     kernel_s: float = (compute_s**_KNEE + memory_s**_KNEE) ** (1 / _KNEE)
     if accumulate:

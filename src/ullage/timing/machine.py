@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
-from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency, misaligned
+from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
 from ullage.calibration.memory import MemoryKind, kernel_start_s, memory_efficiency
 from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
@@ -58,6 +58,8 @@ def matmul_s(device: Device, work: Matmul) -> float:
     else:
         share = matmul_efficiency(device, work.dtype, work.m, work.n, work.k, work.accumulate)
     kept = share.value if work.aligned else share.value * misaligned(work.dtype).value
+    if work.rowwise:
+        kept *= rowwise(work.m, work.n, work.k).value
     return work.flops / (peak_flops_per_s(device, work.dtype) * kept)
 
 

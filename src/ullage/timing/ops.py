@@ -112,7 +112,9 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     rows = context.numel((BATCH, SEQ if op.attrs.get("parallel") in ("column", "row") else SEQ_SP))
     if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
         rows = context.numel((BATCH,))  # a head of the first token alone
-    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(op, context))
+    dtype = _dtype(op, context)
+    rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
+    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise)
     cast, cast_back = _casts(op, forward, context, first=sends)
     here, back = (
         tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())

@@ -12,6 +12,7 @@ class Matmul:
     """[m, k] x [k, n], ``groups`` of them (experts; m is then the rows of each), in one kernel or one each on ``streams`` streams.
 
     accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion). aligned: rows of all three start at multiples of 16 bytes.
+    rowwise: 8-bit operands with a scale for each row (torch._scaled_mm's own kernel, CUTLASS).
     """
 
     m: int
@@ -22,6 +23,7 @@ class Matmul:
     accumulate: bool = False
     streams: int = 0
     aligned: bool = True
+    rowwise: bool = False
 
     @property
     def flops(self) -> int:
