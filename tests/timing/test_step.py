@@ -2,8 +2,11 @@
 
 import pytest
 
+from ullage.engines.base import context_of
 from ullage.errors import Unsupported
+from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
+from ullage.timing.stage import send_s
 from ullage.timing.step import step_time
 
 BASE = {
@@ -65,6 +68,22 @@ def test_more_micro_batches_fill_the_pipeline() -> None:
     many = timed(**MEGATRON | {"layout": layout, "data": {"seq_len": 4096, "micro_batch": 1, "grad_accum": 32}})
     assert many.bubble < few.bubble
     assert many.mfu > few.mfu
+
+
+def test_an_interleaved_schedule_waits_for_what_it_does_not_overlap() -> None:
+    """Each of the busiest rank's passes is then longer by a send; without chunks nothing was ever overlapped."""
+    data = {"seq_len": 4096, "micro_batch": 1, "grad_accum": 16}
+    layout = {"dp": 4, "pp": 2, "vpp": 4, "schedule": "interleaved-1f1b"}
+    waiting = {"engine": MEGATRON["engine"] | {"options": {"overlap_p2p_comm": False}}}
+    overlapped, waits = (timed(**MEGATRON | more, layout=layout, data=data) for more in ({}, waiting))
+    job = read_job(BASE | MEGATRON | {"layout": layout, "data": data})
+    sent = send_s(job, context_of(job, graph_of(job)))
+    more = waits.step_s - overlapped.step_s
+    assert 0.8 * 2 * 4 * 16 * sent < more < 1.2 * 2 * 4 * 16 * sent
+    plain = {"dp": 4, "pp": 2}
+    assert (
+        timed(**MEGATRON | waiting, layout=plain, data=data).step_s == timed(**MEGATRON, layout=plain, data=data).step_s
+    )
 
 
 def test_a_slower_network_takes_longer() -> None:

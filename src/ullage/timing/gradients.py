@@ -7,7 +7,7 @@ from ullage.engines.base import flag
 from ullage.job.job import Job
 
 
-def _of_2021(job: Job) -> bool:
+def of_2021(job: Job) -> bool:
     """Megatron-LM when it still had a choice of DDP_impl: before gradients were accumulated inside of matmuls (2022-03), and before
     tensor parallelism sent anything beside them (2021-11)."""
     return "DDP_impl" in job.engine.options
@@ -15,12 +15,12 @@ def _of_2021(job: Job) -> bool:
 
 def asynchronous(job: Job) -> bool:
     """Whether tensor parallelism sends beside the matmuls of the backward; Megatron-DeepSpeed is a fork of before that."""
-    return job.engine.name == "megatron" and not _of_2021(job)
+    return job.engine.name == "megatron" and not of_2021(job)
 
 
 def _fuses(job: Job) -> bool:
     """Whether matmuls add into the gradients themselves (Megatron's gradient accumulation fusion)."""
-    megatron = job.engine.name == "megatron" and not _of_2021(job)
+    megatron = job.engine.name == "megatron" and not of_2021(job)
     return megatron and flag(job.engine.options, "gradient_accumulation_fusion", True)
 
 

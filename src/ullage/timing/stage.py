@@ -27,6 +27,7 @@ from ullage.timing.gradients import (
     asynchronous,
     copied_in_bytes,
     copied_out_bytes,
+    of_2021,
     once_bytes,
 )
 from ullage.timing.machine import exchange_cost, moved_s
@@ -69,6 +70,15 @@ def send_s(job: Job, context: Context) -> float:
     """Seconds from one pipeline stage to the next; nothing without a pipeline."""
     found = sent_on(job, context), gathered_on(job, context)
     return sum(exchange_cost(job, one).seconds for one in found if one is not None)
+
+
+def waits_for_sends(job: Job) -> bool:
+    """Whether a rank does nothing while it sends and receives between its chunks' passes: Megatron's interleaved schedule until it
+    overlapped them (2023-05; ``overlap_p2p_comm``) synchronized the device after each exchange (p2p_communication.py)."""
+    if job.engine.name != "megatron" or job.layout.vpp == 1:
+        return False
+    named = (job.engine.options.get(name) for name in ("overlap_p2p_comm", "overlap_p2p_communication"))
+    return of_2021(job) or any(value is False for value in named)
 
 
 @frozen

@@ -23,7 +23,7 @@ from ullage.schedule import Action, finish_times
 from ullage.timing import offload
 from ullage.timing.again import run_again
 from ullage.timing.machine import peak_flops_per_s
-from ullage.timing.stage import Stage, send_s
+from ullage.timing.stage import Stage, send_s, waits_for_sends
 
 
 @frozen
@@ -76,9 +76,9 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
     """The schedule's own actions, simulated with each stage's own seconds."""
     plan = tuple(actions_of(job, stage.rank.index) for stage in found)
     last = job.data.grad_accum - 1
-    ends = finish_times(
-        plan, lambda rank, action: found[rank].seconds(action, last), send_s=send_s(job, found[0].context)
-    )
+    sent = send_s(job, found[0].context)
+    waits = sent if waits_for_sends(job) else 0.0
+    ends = finish_times(plan, lambda rank, action: found[rank].seconds(action, last) + waits, send_s=sent - waits)
     return Order(actions=plan, ends_s=ends)
 
 
