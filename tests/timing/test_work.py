@@ -158,3 +158,20 @@ def test_heads_of_no_multiple_of_16_bytes_are_multiplied_slowly(head_dim: int, d
     for one in (*attention.forward.matmuls, *attention.backward.matmuls):
         aligned = replace(one, aligned=True)
         assert matmul_s(job.cluster.device, one) * kept == pytest.approx(matmul_s(job.cluster.device, aligned))
+
+
+@pytest.mark.parametrize(("version", "heads"), [("2024-12-26", 32), ("2026-03-01", 8)])
+def test_torchs_ring(version: str, heads: int) -> None:
+    """Keys and values gathered once, with as many heads as attention is given; their gradients handed on in fp32 (_attention.py)."""
+    changes = {"stack": "torchtitan", "stack_version": version, "engine": {"name": "fsdp2"}, "precision": "bf16-mixed"}
+    *_, found = works(**changes, layout={"dp": 2, "cp": 4}, data={"seq_len": 8192, "micro_batch": 1})
+    (core,) = {one for one in found if one.name == "attention"}
+    whole = 2 * 8192 * heads * 128 * 2
+    (sent,), (again, gradients) = core.forward.exchanges, core.backward.exchanges
+    assert (sent.payload_bytes, again.payload_bytes, gradients.payload_bytes) == (whole, whole, 2 * whole)
+    assert gradients.pieces == 4
+    # a part's output is cast up, merged in fp32 (38 bytes an element with the cast) but for the first, and cast down; k and v are joined
+    out, kv = 2048 * 32 * 128, 2 * 2048 * heads * 128
+    assert core.forward.traffic[0].bytes == out * (6 + 3 * 38 + 6) + 4 * kv
+    *_, whole_sequence = works(**changes, layout={"dp": 8})
+    assert not {one.forward.traffic for one in whole_sequence if one.name == "attention"} - {()}

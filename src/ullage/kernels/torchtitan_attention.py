@@ -72,14 +72,15 @@ def _repeats(context: Context) -> bool:
     )
 
 
-def _heads(context: Context) -> str:
+def ring_heads(context: Context) -> str:
+    """Of the keys and values that ranks exchange: all, where they were copied for every query head before."""
     return "heads" if _repeats(context) or "nope_dim" in context.sizes else "kv_heads"
 
 
 def _gathered(context: Context) -> tuple[Buffer, ...]:
     """Ring attention with all-gather rotation (its default): local k and v joined, then those of the whole sequence, and a running
     output in fp32 (torch distributed/tensor/experimental/_attention.py)."""
-    heads = _heads(context)
+    heads = ring_heads(context)
     joined = [
         context.buffer("cp.joined", (BATCH, SEQ, heads, dim), what="k and v joined for the gather")
         for dim in ("head_dim", "v_head_dim")
@@ -110,7 +111,7 @@ def _backward(op: Op, context: Context) -> tuple[Buffer, ...]:
             )
         )
     if context.cp > 1:
-        heads = _heads(context)
+        heads = ring_heads(context)
         found += _gathered(context)[:2]
         found.append(
             context.buffer("cp.dkv", (BATCH, SEQ, heads, "head_dim"), "fp32", "fp32 gradients of k and v", copies=2 * 2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ullage import dtypes
 from ullage.hardware.curve import Kind
 from ullage.kernels.step import Context
+from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, SEQ, Op
 from ullage.timing.work import Exchange, OpWork, Pass
 
@@ -65,6 +66,8 @@ def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exch
     """Keys and values around a ring, gathered, or heads traded for sequence (Ulysses, arXiv 2309.14509)."""
     if context.cp == 1:
         return (), ()
+    if context.stack == "torchtitan" and context.cp_kind != "ulysses":
+        return _torch_ring(context)
     tokens: tuple[str, ...] = (BATCH, SEQ)
     q = context.buffer("q", (*tokens, "heads", "head_dim")).bytes
     k = context.buffer("k", (*tokens, "kv_heads", "head_dim")).bytes
@@ -79,6 +82,43 @@ def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exch
         return (gather,), (gather, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole))
     ring = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind="attention")
     return (ring,), (ring, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole, behind="attention"))
+
+
+def _torch_ring(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """torch's ring with its default rotation (distributed/tensor/experimental/_attention.py): keys and values gathered at once; their
+    gradients handed on from rank to rank in fp32, each but the last beside the next part's attention."""
+    whole = context.cp * _keys_and_values(context)
+    gather = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind="attention")
+    handed = dtypes.size_bytes(whole, "fp32") // dtypes.size_bytes(1, context.compute)
+    gradients = Exchange(kind="reduce_scatter", axis="cp", payload_bytes=handed, behind="attention", pieces=context.cp)
+    return (gather,), (gather, gradients)
+
+
+def _keys_and_values(context: Context) -> int:
+    """Bytes of a rank's own, as torchtitan exchanges them."""
+    heads = ring_heads(context)
+    parts = (context.buffer("kv", (BATCH, SEQ, heads, dim)) for dim in ("head_dim", "v_head_dim"))
+    return sum(part.bytes for part in parts)
+
+
+def torch_ring_merges(context: Context) -> tuple[int, int]:
+    """Bytes that torch's ring moves to put a rank's parts together, forward and backward; of the last rank, whose queries see all keys.
+
+    Forward, of an output element and part: cast up, and for all but the first two differences and a product; compiled, one kernel.
+    Backward: the queries' gradients cast and added; the keys' and values' cast, added to half of what was handed on, which is then copied
+    and joined for the next rank.
+    """
+    if context.stack != "torchtitan" or context.cp == 1 or context.cp_kind == "ulysses":
+        return 0, 0
+    element = dtypes.size_bytes(1, context.compute)
+    out = context.numel((BATCH, SEQ, "heads", "v_head_dim"))
+    q = context.numel((BATCH, SEQ, "heads", "head_dim"))
+    kv = _keys_and_values(context) // element
+    first, more = (6, 10) if context.compile else (6, 6 + 12 + 8 + 12)
+    added, handed = (10, 9) if context.compile else (6 + 12, 3 + 6 + 8 + 8)
+    forward = out * (first + more * (context.cp - 1) + 6)
+    backward = q * (6 + added * (context.cp - 1) + 6) + kv * (handed * context.cp + 6)
+    return forward + 2 * kv * element, backward + 2 * kv * element
 
 
 def vocabulary_parallel(op: Op, context: Context) -> OpWork:

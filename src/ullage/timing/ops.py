@@ -11,7 +11,14 @@ from ullage.frozen import replace
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor
-from ullage.timing.exchanges import context_parallel, gathers_8_bit, split_loss, tensor_parallel, vocabulary_parallel
+from ullage.timing.exchanges import (
+    context_parallel,
+    gathers_8_bit,
+    split_loss,
+    tensor_parallel,
+    torch_ring_merges,
+    vocabulary_parallel,
+)
 from ullage.timing.traffic import bound_by_memory
 from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass, Traffic
 
@@ -199,7 +206,9 @@ def _attention(op: Op, context: Context) -> OpWork:
             causal=bool(op.attrs.get("causal")) and keys == whole,
             dtype=context.compute,
         )
-        forward, backward = Pass(attention=core, exchanges=sent), Pass(attention=core, exchanges=back)
+        merged, merged_back = ((Traffic(bytes=moved),) if moved else () for moved in torch_ring_merges(context))
+        forward = Pass(attention=core, exchanges=sent, traffic=merged)
+        backward = Pass(attention=core, exchanges=back, traffic=merged_back)
     return OpWork(name=op.name, module=op.module, forward=forward, backward=backward)
 
 
