@@ -175,3 +175,23 @@ def test_torchs_ring(version: str, heads: int) -> None:
     assert core.forward.traffic[0].bytes == out * (6 + 3 * 38 + 6) + 4 * kv
     *_, whole_sequence = works(**changes, layout={"dp": 8})
     assert not {one.forward.traffic for one in whole_sequence if one.name == "attention"} - {()}
+
+
+@pytest.mark.parametrize(
+    ("compile", "batch", "gathered", "scattered"),
+    [(False, 1, 0, 2), (False, 2, 2, 2), (True, 1, 0, 0), (True, 2, 2, 2)],
+)
+def test_a_second_dimension_is_gathered_and_scattered_in_copies(
+    compile: bool, batch: int, gathered: int, scattered: int
+) -> None:
+    """Payloads read or written: NCCL's pieces follow one another, those of several sequences do not (_functional_collectives.py)."""
+    changes = {"stack": "torchtitan", "engine": {"name": "fsdp2"}, "precision": "bf16-mixed", "compile": compile}
+    layout, data = {"dp": 2, "tp": 4, "sp": True}, {"seq_len": 2048, "micro_batch": batch}
+    *_, found = works(**changes, layout=layout, data=data)
+    payload = batch * 2048 * 4096 * 2
+    gate = next(one for one in found if one.name == "gate_proj").forward
+    down = next(one for one in found if one.name == "down_proj").forward
+    assert sum(one.bytes for one in gate.traffic) == gathered * payload
+    assert sum(one.bytes for one in down.traffic) == scattered * payload
+    wires = [one for one in found if one.name.endswith((".gather", ".reduce"))]
+    assert not wires  # what is on a wire is no kernel

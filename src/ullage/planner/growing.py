@@ -1,19 +1,20 @@
 """Seconds of a block's work as it grows with the micro-batch: of any number of sequences, from the work of one and of two.
 
-Ops and tensors grow evenly. Seconds of what moves through memory then do too; those of matmuls, attention and exchanges are looked up
-for what comes out, whose efficiency does not grow evenly.
+Ops and tensors grow evenly, but for copies that one sequence does not need. Seconds of what moves through memory then do too; those of
+matmuls, attention and exchanges are looked up for what comes out, whose efficiency does not grow evenly.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cached_property
 from typing import Generic, TypeVar
 
 from ullage.frozen import replace
 from ullage.timing.blocks import Place, pass_s
-from ullage.timing.work import Attention, Exchange, Matmul, Pass
+from ullage.timing.work import Attention, Exchange, Matmul, Pass, Traffic
 
 Pair = tuple[Pass, Pass]
 
@@ -44,15 +45,10 @@ class Growing:
         self._looked_up = looked_up
         counted = Counter(pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges)
         self._passes = [(self._pass(pair), times) for pair, times in counted.items()]
-        moved = [
-            pass_s(
-                Pass(traffic=tuple(traffic for pair in own for traffic in pair[index].traffic)),
-                place,
-                backward=backward,
-            )
-            for index in (0, 1)
-        ]
+        kernels = [both for one, two in own for both in zip(one.traffic, two.traffic, strict=True)]
+        moved = [self._moved_s(both[at] for both in kernels if both[0].bytes) for at in (0, 1)]
         self._first_s, self._each_s = moved[0], moved[1] - moved[0]
+        self._copied = [two for one, two in kernels if not one.bytes]  # of one sequence a view
 
     @cached_property
     def _places(self) -> dict[Pair, int]:
@@ -74,11 +70,16 @@ class Growing:
     def _seconds(self, micro_batch: int) -> float:
         more = micro_batch - 1
         found = self._first_s + self._each_s * more
+        if more:
+            found += self._moved_s(replace(one, bytes=one.bytes * micro_batch // 2) for one in self._copied)
         if self._shared is not None:
             found += self._shared.seconds(micro_batch)
         for one, times in self._passes:
             found += times * one.seconds(more)
         return found
+
+    def _moved_s(self, traffic: Iterable[Traffic]) -> float:
+        return pass_s(Pass(traffic=tuple(traffic)), self._place, backward=self._backward)
 
     def _pass(self, pair: Pair) -> _GrowingPass:
         key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)

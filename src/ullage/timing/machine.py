@@ -74,6 +74,8 @@ def attention_s(device: Device, work: Attention, impl: str, *, backward: bool) -
 
 @lru_cache(maxsize=65536)
 def traffic_s(device: Device, work: Traffic) -> float:
+    if not work.bytes:
+        return 0.0
     share = memory_efficiency(device, work.kind).value
     return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
 

@@ -139,14 +139,16 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
 
 
 def _reordered(exchanges: tuple[Exchange, ...], context: Context) -> Iterator[Traffic]:
-    """torchtitan cuts the second dimension, batch first: eager DTensor copies what it scatters into pieces, and joins what it gathers of
-    several sequences (torch/distributed/_functional_collectives.py: chunk and cat; of one sequence, a view)."""
-    if context.stack != "torchtitan" or context.tp == 1 or context.compile:
+    """torchtitan cuts the second dimension, batch first: DTensor copies what it scatters into pieces, and joins what it gathers of several
+    sequences (torch/distributed/_functional_collectives.py: chunk and cat; of one sequence, a view). Compiled, they are views of one
+    sequence, and one kernel each of several: what NCCL and a matmul read lies in one piece."""
+    if context.stack != "torchtitan" or context.tp == 1:
         return
-    copied = ("reduce_scatter", "all_gather") if context.size(BATCH) > 1 else ("reduce_scatter",)
+    several = context.size(BATCH) > 1
     for one in exchanges:
-        if one.kind in copied:
-            yield Traffic(bytes=2 * one.payload_bytes, kind="copy")
+        if one.kind in ("reduce_scatter", "all_gather"):
+            copied = several or (one.kind == "reduce_scatter" and not context.compile)
+            yield Traffic(bytes=2 * one.payload_bytes if copied else 0, kind="copy")
 
 
 def _casts(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:

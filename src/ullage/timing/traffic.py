@@ -34,6 +34,7 @@ def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str,
 
 
 _SENT = ("all_to_all", "all_to_all_back", "exchange.")
+_GATHERED = (".gather", ".reduce")  # tensor parallelism's, told as steps of their own
 
 
 def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[Step]:
@@ -42,7 +43,11 @@ def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context)
     for step in steps:
         if step.name in named and (fused or step.name != "attention"):
             continue
-        if step.op in ("matmul", "grouped_matmul", "all_to_all") or step.name.startswith(_SENT):
+        if (
+            step.op in ("matmul", "grouped_matmul", "all_to_all")
+            or step.name.startswith(_SENT)
+            or step.name.endswith(_GATHERED)
+        ):
             continue
         if step.writes or step.saves:
             yield step

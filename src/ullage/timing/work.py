@@ -59,7 +59,7 @@ class Attention:
 
 @frozen
 class Traffic:
-    """Bytes that one kernel reads and writes; kind: what calibration knows it by."""
+    """Bytes that one kernel reads and writes; none: a view. kind: what calibration knows it by."""
 
     bytes: int
     kind: MemoryKind = "pointwise"
