@@ -66,17 +66,19 @@ def triples(program: Node) -> list[tuple[int, int, int]]:
     return found
 
 
-@given(runs(), st.one_of(st.none(), st.integers(0, 200)))
-@example(Repeat(3, Sequence([alloc(ITEMS[0]), free(ITEMS[0])])), None)
-def test_the_replay_answers_what_the_allocator_answers(program: Node, capacity_mib: int | None) -> None:
+@given(runs(), st.one_of(st.none(), st.integers(0, 200)), st.booleans())
+@example(Repeat(3, Sequence([alloc(ITEMS[0]), free(ITEMS[0])])), None, False)
+def test_the_replay_answers_what_the_allocator_answers(
+    program: Node, capacity_mib: int | None, expandable: bool
+) -> None:
     capacity_bytes = None if capacity_mib is None else capacity_mib * MIB
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(expandable_segments=expandable)
     assert allocator.replay(triples(program)) is None
     if capacity_bytes is not None and allocator.peak_reserved_bytes > capacity_bytes:
-        limited = CachingAllocator(capacity_bytes=capacity_bytes)
+        limited = CachingAllocator(capacity_bytes=capacity_bytes, expandable_segments=expandable)
         if limited.replay(triples(program)) is None:
             allocator = limited
-    found = simulate(program, capacity_bytes=capacity_bytes)
+    found = simulate(program, expandable_segments=expandable, capacity_bytes=capacity_bytes)
     assert found.allocated_bytes == allocator.peak_allocated_bytes
     assert found.reserved_bytes == allocator.peak_reserved_bytes
 

@@ -7,6 +7,7 @@ a stack of its item, which is kept for each micro-batch: a free takes the younge
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ullage.memory.allocator_blocks import MIN_BLOCK_BYTES, SMALL_BYTES, round_bytes
@@ -42,9 +43,13 @@ class Part(NamedTuple):
 
 
 class Compiler:
-    """Parts of programs as ops. ``pools``: the free blocks of each stream and size class, which the ops refer to."""
+    """Parts of programs as ops. ``pools``: the free blocks of each stream and size class, which the ops refer to.
 
-    def __init__(self) -> None:
+    expandable: what is free in a new pool of small or large blocks whose segment expands; None: segments are plain.
+    """
+
+    def __init__(self, expandable: Callable[[bool], list[int]] | None = None) -> None:
+        self._expandable = expandable
         self.pools: dict[tuple[int, bool], list[int]] = {}
         self._parts: dict[Node, tuple[Part, ...]] = {}
         self._kinds: dict[Item, list[_Kind]] = {}
@@ -111,8 +116,11 @@ class Compiler:
 
     def _kind(self, size: int, stream: int) -> _Kind:
         is_small = size <= SMALL_BYTES
-        free = self.pools.setdefault((stream, is_small), [])
-        return size, size << ADDRESS_BITS, free, MIN_BLOCK_BYTES if is_small else SMALL_BYTES + 1
+        free = self.pools.get((stream, is_small))
+        if free is None:
+            free = self.pools[stream, is_small] = self._expandable(is_small) if self._expandable is not None else []
+        splits_freely = is_small or self._expandable is not None
+        return size, size << ADDRESS_BITS, free, MIN_BLOCK_BYTES if splits_freely else SMALL_BYTES + 1
 
 
 def _changes(node: Node) -> list[tuple[Item, bool] | Repeat]:

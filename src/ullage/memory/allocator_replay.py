@@ -1,7 +1,7 @@
-"""A program's reserved memory, fast: the caching allocator's rules for plain segments, on nothing but sizes and addresses.
+"""A program's reserved memory, fast: the caching allocator's rules, on nothing but sizes and addresses.
 
-The answer is that of ``CachingAllocator`` without expandable segments: a test holds the two against each other on random
-programs. What makes it several times faster: a part of a program without micro-batch marks is compiled once and played as often
+The answer is that of ``CachingAllocator``, of expandable segments while the driver has memory: a test holds the two against each other
+on random programs. What makes it several times faster: a part of a program without micro-batch marks is compiled once and played as often
 as it occurs; a block is one integer; and micro-batches that find the allocator as an earlier one found it are not played again.
 """
 
@@ -10,11 +10,16 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 
-from ullage.memory.allocator_blocks import MIN_BLOCK_BYTES, segment_bytes
+from ullage.memory.allocator_blocks import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_SEGMENT_BYTES, segment_bytes
 from ullage.memory.allocator_ops import ADDRESS_BITS, ADDRESS_MASK, Compiler, Part
 from ullage.memory.program import Node, Repeat, Sequence
 
 _GAP_BYTES = MIN_BLOCK_BYTES  # left between two segments, so that blocks of different ones are never neighbours
+_RANGE_BITS = 50
+"""Of an expandable segment's addresses, more than any driver has: what is free at their open end is the best fit only where nothing
+else fits, as in least_expandable (allocator_expandable.py)."""
+_OPEN_BYTES = 1 << _RANGE_BITS - 1
+"""Only the open end has as many free."""
 _Stacks = defaultdict[int, list[int]]  # live blocks by what they hold, the youngest last
 
 
@@ -23,13 +28,15 @@ class Full(Exception):
 
 
 class Replay:
-    """An allocator playing programs, one after another. ``capacity_bytes``: what the driver can give."""
+    """An allocator playing programs, one after another. ``capacity_bytes``: what the driver can give; of plain segments alone."""
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, *, expandable: bool = False) -> None:
+        assert capacity_bytes is None or not expandable
         self._capacity = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        self._compiler = Compiler()
+        self._compiler = Compiler(self._range if expandable else None)
+        self._mapped: list[tuple[int, int]] = []  # of each expandable segment: its page, and the bytes that are backed
         self._starts: dict[int, int] = {}  # address -> size of each free block
         self._ends: dict[int, int] = {}  # the address where it ends -> its size
         self._segments: dict[int, int] = {}
@@ -86,6 +93,23 @@ class Replay:
         queues = [(chunk, tuple(map(_frozen, queue))) for chunk, queue in sorted(self._opened.items())]
         return self._next_address, self._compiler.free_blocks(), _frozen(self._shared), tuple(queues)
 
+    def _range(self, is_small: bool) -> list[int]:
+        """The free blocks of a new pool whose one segment expands: all of its addresses."""
+        self._mapped.append((SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES, 0))
+        size, address = 1 << _RANGE_BITS, len(self._mapped) << _RANGE_BITS + 1
+        self._starts[address] = self._ends[address + size] = size
+        return [size << ADDRESS_BITS | address]
+
+    def _map(self, end: int) -> None:
+        """Backs an expandable segment up to an address by whole pages; none goes back while the driver has more."""
+        number = (end >> _RANGE_BITS + 1) - 1
+        page, mapped = self._mapped[number]
+        more = -(-(end - (number + 1 << _RANGE_BITS + 1)) // page) * page - mapped
+        if more > 0:
+            self._mapped[number] = page, mapped + more
+            self.reserved_bytes += more
+            self.peak_reserved_bytes = self.reserved_bytes
+
     def _play(self, part: Part) -> None:
         if part.inner:
             for _ in range(part.times):
@@ -111,6 +135,8 @@ class Replay:
                     starts[address] = ends[end] = rest
                     insort(free, rest << ADDRESS_BITS | address)
                     allocated += size
+                    if rest > _OPEN_BYTES:
+                        self._map(address)
                 else:
                     del ends[end]
                     allocated += size + rest
@@ -144,6 +170,8 @@ class Replay:
                 top = allocated - size + (rest if rest < least else 0)
                 if top > peak:
                     peak = top
+                if rest > _OPEN_BYTES:
+                    self._map((free[index] & ADDRESS_MASK) - size)
         self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
 
     def _elsewhere(self, where: int) -> list[int]:

@@ -24,29 +24,31 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
     capacity_bytes: what the driver can give. Near it the allocator first gives back what it holds unused; a program that does not
     fit even so is answered as if there were no limit.
     """
-    replay = _expandable if expandable_segments else _plain
-    found = replay(program, None)
-    assert found is not None
-    if capacity_bytes is not None and found.reserved_bytes > capacity_bytes:
-        return replay(program, capacity_bytes) or found
-    return found
+    played = Replay(expandable=expandable_segments)
+    played.play(program)
+    found = _peaks(played)
+    if capacity_bytes is None or not found.allocated_bytes <= capacity_bytes < found.reserved_bytes:
+        return found
+    return (_expandable if expandable_segments else _plain)(program, capacity_bytes) or found
 
 
-def _plain(program: Node, capacity_bytes: int | None) -> Reserved | None:
+def _peaks(played: Replay | CachingAllocator) -> Reserved:
+    return Reserved(allocated_bytes=played.peak_allocated_bytes, reserved_bytes=played.peak_reserved_bytes)
+
+
+def _plain(program: Node, capacity_bytes: int) -> Reserved | None:
     """None where the driver has too little."""
     replay = Replay(capacity_bytes)
     try:
         replay.play(program)
     except Full:
         return None
-    return Reserved(allocated_bytes=replay.peak_allocated_bytes, reserved_bytes=replay.peak_reserved_bytes)
+    return _peaks(replay)
 
 
-def _expandable(program: Node, capacity_bytes: int | None) -> Reserved | None:
+def _expandable(program: Node, capacity_bytes: int) -> Reserved | None:
     allocator = CachingAllocator(expandable_segments=True, capacity_bytes=capacity_bytes)
-    if allocator.replay(_triples(program)) is not None:
-        return None
-    return Reserved(allocated_bytes=allocator.peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes)
+    return None if allocator.replay(_triples(program)) is not None else _peaks(allocator)
 
 
 def _triples(program: Node) -> Iterator[tuple[int, int, int]]:
