@@ -7,7 +7,7 @@ from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
 from ullage.engines.base import sized
-from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Limits
+from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.job.job import Job
@@ -42,13 +42,12 @@ class Gathers:
     def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> None:
         self.dtype = job.precision.params
         self.elements = tuple(elements)
-        self.tree = _Tree(job, rank, self.elements)
-        small = frozenset(place for place, numel in enumerate(self.tree.numels) if is_persistent(numel, knobs))
+        self.tree = _tree(job.stack, rank, self.elements)
         limits = Limits(
             prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
         )
-        segments = self.tree.backwards[-1].stop if elements else 0
-        self.levels = Coordinator(tuple(self.tree.numels), small, self.tree.hooks, limits).levels(segments)
+        small = frozenset(place for place, numel in enumerate(self.tree.numels) if is_persistent(numel, knobs))
+        self.levels = _levels(self.tree, small, limits)
         self.segment = 0
         self.last = 0  # segment of the block that runs
 
@@ -108,12 +107,12 @@ class _Tree:
     an MLP, and that an activation. None of these has parameters of its own.
     """
 
-    def __init__(self, job: Job, rank: Rank, elements: tuple[Element, ...]) -> None:
+    def __init__(self, stack: str, rank: Rank, elements: tuple[Element, ...]) -> None:
         self.numels: list[int] = []
         self.hooks: list[Hooks] = []
         self.backwards: list[range] = []  # segments of each element's backward, last element first
         self.forwards = len(elements)
-        self.deep = job.stack in _TREES_OF_MODULES
+        self.deep = stack in _TREES_OF_MODULES
         local = {param.name: param for param in rank.params}
         modules = [list(self._modules(element, local)) for element in elements]
         self.ends = frozenset(params[0] for mine in modules for params in mine if params)
@@ -153,6 +152,18 @@ class _Tree:
             left -= bool(params)
             segment += bool(params and left)
         self.backwards.append(range(start, segment + 1))
+
+
+@lru_cache(maxsize=64)
+def _tree(stack: str, rank: Rank, elements: tuple[Element, ...]) -> _Tree:
+    return _Tree(stack, rank, elements)
+
+
+@lru_cache(maxsize=64)
+def _levels(tree: _Tree, persistent: frozenset[int], limits: Limits) -> list[Level]:
+    """Of no micro-batch's size: a search, and advice, ask for one tree again and again."""
+    segments = tree.backwards[-1].stop if tree.backwards else 0
+    return Coordinator(tuple(tree.numels), persistent, tree.hooks, limits).levels(segments)
 
 
 def _calls(block: Block, deep: bool) -> Iterator[tuple[Op, int]]:
