@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ullage.hardware.cluster import Device
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer as Planned
-    from ullage.postmortem.advice import Why
+    from ullage.postmortem.why import Why
     from ullage.techniques.told import Shown
     from ullage.train.answers import Measured, Proof
     from ullage.train.settings import Settings
@@ -160,9 +160,8 @@ def why(
     file in place of ``job``, with ``overrides`` for what it does not say; advice is then shown as a diff of it too.
     progress: called with the bytes read, and of how many.
     """
-    from ullage.postmortem.advice import advised
     from ullage.postmortem.source import read_input
-    from ullage.postmortem.why import why
+    from ullage.postmortem.why import advised, why
 
     theirs = None
     if config is not None:
@@ -203,7 +202,7 @@ def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation |
     if isinstance(answer, Estimate):
         return json.estimate(answer)
     from ullage.planner.plan import Answer
-    from ullage.postmortem.advice import Why
+    from ullage.postmortem.why import Why
     from ullage.techniques.told import Shown
     from ullage.train.answers import Measured, Proof
 
@@ -243,7 +242,7 @@ def __getattr__(name: str) -> object:
 
         return Answer
     if name == "Why":
-        from ullage.postmortem.advice import Why
+        from ullage.postmortem.why import Why
 
         return Why
     if name in ("Measured", "Proof"):

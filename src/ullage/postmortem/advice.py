@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from math import inf
 
-from ullage.engines.changes import Change, changed, freeing
+from ullage.engines.changes import Change, changed, freeing, merged
 from ullage.engines.estimate import Estimate, estimate, rank_peak
+from ullage.engines.interval import interval
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import FrozenMap, frozen
 from ullage.job.adapted import graph_of
 from ullage.job.fields import show
 from ullage.job.job import Job
-from ullage.postmortem.causes import Cause
-from ullage.postmortem.evidence import Evidence
-from ullage.postmortem.useless import Useless, useless
-from ullage.postmortem.why import Answer
+from ullage.memory.overhead import outside_allocator
 from ullage.postmortem.with_job import REPLICAS
 from ullage.timing.step import step_time
 
@@ -25,6 +25,7 @@ Edit = Callable[[Change], str | None]
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 6
 _EXPANDABLE = "engine.options.expandable_segments"
+_WORK = "data.seq_len"
 _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 
 
@@ -43,53 +44,53 @@ class Advice:
     edit: str | None = None
 
 
-@frozen
-class Why:
-    """What ``ullage why`` answers. useless: what is often tried and does not help here, with the reason."""
-
-    evidence: Evidence
-    causes: tuple[Cause, ...]
-    answer: Answer
-    advice: tuple[Advice, ...]
-    useless: tuple[Useless, ...]
-
-
-def advised(answer: Answer, edit: Edit | None = None) -> Why:
-    """The answer with what helps. Without a job, or for one that no account models, there is no advice to estimate."""
-    host = answer.evidence.recognised == "host-oom"
-    known = answer.job is not None and answer.unmodelled is None and answer.evidence.recognised != "not-oom"
-    found = tuple(_Search(answer.job, edit).found()) if known and not host and answer.job is not None else ()
-    return Why(
-        evidence=answer.evidence,
-        causes=answer.causes,
-        answer=answer,
-        advice=found,
-        useless=useless(answer.evidence, answer.causes),
-    )
-
-
-@frozen
 class _Option:
-    change: FrozenMap
-    job: Job
-    peak_bytes: int
-    seconds: float | None
-    order: int
+    """A change and the job that it makes. What is known of it is found out when it is asked for."""
+
+    def __init__(self, change: Change, job: Job) -> None:
+        self.change = change
+        self.job = job
+
+    @cached_property
+    def seconds(self) -> float | None:
+        return _seconds(self.job)
+
+    @cached_property
+    def least(self) -> tuple[int, int] | None:
+        """Allocated bytes of the rank that holds most, and what the high estimate is at least; None where no account models it."""
+        try:
+            return _least(self.job)
+        except UllageError:
+            return None
+
+    @property
+    def peak_bytes(self) -> int:
+        assert self.least is not None, "what is not modelled is no option"
+        return self.least[0]
+
+    @property
+    def may_fit(self) -> bool:
+        return self.least is not None and self.least[1] < self.job.cluster.device.capacity_bytes
 
 
-class _Search:
+class Search:
+    """Changes of one job. edit: see Edit; None where the job came from no file of a person's own."""
+
     def __init__(self, job: Job, edit: Edit | None) -> None:
         self.job = job
         self.edit = edit
         self.before = estimate(job)
         self.seconds = _seconds(job)
-        self.peak_bytes = _peak_bytes(job)
+        self.peak_bytes, _ = _least(job)
 
     def found(self) -> Iterator[Advice]:
         """Single changes by rank, up to the first that fits; where none does, they are put together until they do."""
-        options = sorted(self._options(), key=self._cost)
+        options = []
         shown = 0
-        for option in options[:_MOST_SHOWN]:
+        for option in self._ranked():
+            options.append(option)
+            if len(options) > _MOST_SHOWN:
+                continue
             advice = self._advice(option)
             if advice.frees_bytes <= 0:
                 continue
@@ -100,49 +101,49 @@ class _Search:
         if shown > 1:
             yield from self._together(options)
 
-    def _options(self) -> Iterator[_Option]:
-        for order, change in enumerate((*_others(self.job), *freeing(self.job), *_shorter(self.job))):
-            option = self._option(change, order)
-            if option is not None and (option.peak_bytes < self.peak_bytes or _EXPANDABLE in change):
-                yield option
+    def _ranked(self) -> Iterator[_Option]:
+        """By seconds lost for each byte freed, a change of the work itself last. What loses none is first, and is looked at by itself."""
+        options = [
+            _Option(change, job)
+            for change in (*_others(self.job), *freeing(self.job), *_shorter(self.job))
+            if (job := changed(self.job, change)) is not None
+        ]
+        free = [option for option in options if not self._lost(option)]
+        yield from filter(self._helps, free)
+        yield from sorted((option for option in options if option not in free and self._helps(option)), key=self._cost)
 
-    def _option(self, change: Change, order: int) -> _Option | None:
-        job = changed(self.job, change)
-        if job is None:
-            return None
-        try:
-            peak = _peak_bytes(job)
-        except UllageError:
-            return None
-        return _Option(change=FrozenMap(change), job=job, peak_bytes=peak, seconds=_seconds(job), order=order)
+    def _helps(self, option: _Option) -> bool:
+        return option.least is not None and (option.peak_bytes < self.peak_bytes or _EXPANDABLE in option.change)
 
-    def _cost(self, option: _Option) -> tuple[bool, float, int]:
-        """Seconds lost for each byte freed; a change of the work itself comes last."""
-        freed = max(1, self.peak_bytes - option.peak_bytes)
-        lost = 0.0
-        if option.seconds is not None and self.seconds is not None:
-            lost = max(0.0, option.seconds - self.seconds)
-        return "data.seq_len" in option.change, lost / freed, option.order
+    def _lost(self, option: _Option) -> float:
+        """Seconds of a step; of a change of the work itself none are comparable."""
+        if _WORK in option.change:
+            return inf
+        if option.seconds is None or self.seconds is None:
+            return 0.0
+        return max(0.0, option.seconds - self.seconds)
+
+    def _cost(self, option: _Option) -> float:
+        return self._lost(option) / max(1, self.peak_bytes - option.peak_bytes)
 
     def _advice(self, option: _Option) -> Advice:
         after = self._after(option)
         peak = after.peak if after is not None else None
         ratio = option.seconds / self.seconds if option.seconds is not None and self.seconds else None
-        change = option.change.as_dict()
         freed = (
             self.before.peak.device_bytes - peak.device_bytes
             if peak is not None
             else self.peak_bytes - option.peak_bytes
         )
         return Advice(
-            change=option.change,
-            what=_words(change),
+            change=FrozenMap(option.change),
+            what=_words(option.change),
             frees_bytes=freed,
             slowdown_ratio=ratio,
             verdict_after=after.verdict if after is not None else "oom",
             low_bytes=peak.low_bytes if peak is not None else None,
             high_bytes=peak.high_bytes if peak is not None else None,
-            edit=self.edit(change) if self.edit is not None else None,
+            edit=self.edit(option.change) if self.edit is not None else None,
         )
 
     def _after(self, option: _Option) -> Estimate | None:
@@ -152,21 +153,47 @@ class _Search:
         return estimate(option.job)
 
     def _together(self, options: list[_Option]) -> Iterator[Advice]:
-        change: Change = {}
-        count = 0
-        for option in options:
-            more = option.change.as_dict()
-            if change.keys() & more.keys():
-                continue
-            change |= more
-            count += 1
-            both = self._option(change, 0) if count > 1 else None
-            if both is None:
-                continue
-            advice = self._advice(both)
-            if advice.verdict_after == "fits" or count == _MOST_TOGETHER:
-                yield advice
+        """By rank, of changes of the same keys the one that frees most, until the job fits; then each that it fits without is left out."""
+        chosen: list[_Option] = []
+        for option in _strongest(options):
+            chosen.append(option)
+            if len(chosen) > 1 and self._fits(chosen):
+                break
+            if len(chosen) == _MOST_TOGETHER:
+                break
+        else:
+            if len(chosen) < 2:
                 return
+        for option in chosen[:-1]:
+            fewer = [one for one in chosen if one is not option]
+            if len(fewer) > 1 and self._fits(fewer):
+                chosen = fewer
+        both = self._merged(chosen)
+        if both is not None and both.least is not None:
+            yield self._advice(both)
+
+    def _merged(self, chosen: list[_Option]) -> _Option | None:
+        change = merged(one.change for one in chosen)
+        job = changed(self.job, change)
+        return None if job is None else _Option(change, job)
+
+    def _fits(self, chosen: list[_Option]) -> bool:
+        both = self._merged(chosen)
+        return both is not None and both.may_fit and estimate(both.job).verdict == "fits"
+
+
+def _strongest(options: list[_Option]) -> Iterator[_Option]:
+    """Of those that change the same keys the one that frees most, where the first of them stood; what frees nothing by itself last."""
+    best: dict[frozenset[str], _Option] = {}
+    for option in options:
+        keys = frozenset(option.change)
+        if keys not in best or option.peak_bytes < best[keys].peak_bytes:
+            best[keys] = option
+    taken: set[str] = set()
+    for option in sorted(best.values(), key=lambda one: one.change.keys() == {_EXPANDABLE}):
+        if not taken & option.change.keys():
+            taken |= option.change.keys()
+            yield option
 
 
 def _others(job: Job) -> Iterator[Change]:
@@ -185,12 +212,18 @@ def _others(job: Job) -> Iterator[Change]:
 
 def _shorter(job: Job) -> Iterator[Change]:
     if job.data.seq_len % 2 == 0:
-        yield {"data.seq_len": job.data.seq_len // 2}
+        yield {_WORK: job.data.seq_len // 2}
 
 
-def _peak_bytes(job: Job) -> int:
+def _least(job: Job) -> tuple[int, int]:
+    """Allocated bytes of the rank that holds most, and the high estimate of the device's were nothing of the allocator's wasted."""
     graph = graph_of(job)
-    return max(rank_peak(job, graph, rank)[0] for rank in ranks_of(job, graph))
+    found = []
+    for rank in ranks_of(job, graph):
+        peak, account = rank_peak(job, graph, rank)
+        outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
+        found.append((peak, interval(job, account, peak, outside).high_bytes))
+    return max(found)
 
 
 def _seconds(job: Job) -> float | None:

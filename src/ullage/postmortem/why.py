@@ -1,14 +1,23 @@
-"""``why``: from a message, a log or a snapshot, and the job if there is one, to causes and to what helps."""
+"""``why``: from a message, a log or a snapshot, and the job if there is one, to causes and to what helps.
+
+What knows of jobs is loaded where there is one.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ullage.frozen import frozen
-from ullage.job.job import Job
 from ullage.postmortem.alone import alone, full
 from ullage.postmortem.causes import Cause, Reason, judged
 from ullage.postmortem.evidence import Evidence
-from ullage.postmortem.matching import Candidate
-from ullage.postmortem.with_job import Known, known, matching, reasons
+from ullage.postmortem.useless import Useless, useless
+
+if TYPE_CHECKING:
+    from ullage.job.job import Job
+    from ullage.postmortem.advice import Advice, Edit
+    from ullage.postmortem.matching import Candidate
+    from ullage.postmortem.with_job import Known
 
 
 @frozen
@@ -25,12 +34,27 @@ class Answer:
     unmodelled: str | None = None
 
 
+@frozen
+class Why:
+    """What ``ullage why`` answers. useless: what is often tried and does not help here, with the reason."""
+
+    evidence: Evidence
+    causes: tuple[Cause, ...]
+    answer: Answer
+    advice: tuple[Advice, ...]
+    useless: tuple[Useless, ...]
+
+
 def why(evidence: Evidence, job: Job | None = None) -> Answer:
     """The causes of what the evidence tells. Raises UllageError where the job's layout cannot exist."""
-    here = known(job) if job is not None else None
-    found = matching(here, evidence) if here is not None else ()
+    here: Known | None = None
+    found: tuple[Candidate, ...] = ()
     spoken = [*alone(evidence)]
-    if here is not None:
+    if job is not None:
+        from ullage.postmortem.with_job import known, matching, reasons
+
+        here = known(job)
+        found = matching(here, evidence)
         spoken += reasons(here, evidence, found)
     return Answer(
         evidence=evidence,
@@ -38,6 +62,23 @@ def why(evidence: Evidence, job: Job | None = None) -> Answer:
         candidates=found,
         job=job,
         unmodelled=here.unmodelled if here is not None else None,
+    )
+
+
+def advised(answer: Answer, edit: Edit | None = None) -> Why:
+    """The answer with what helps. Without a job, or for one that no account models, there is no advice to estimate."""
+    evidence, job = answer.evidence, answer.job
+    found: tuple[Advice, ...] = ()
+    if job is not None and answer.unmodelled is None and evidence.recognised not in ("not-oom", "host-oom"):
+        from ullage.postmortem.advice import Search
+
+        found = tuple(Search(job, edit).found())
+    return Why(
+        evidence=evidence,
+        causes=answer.causes,
+        answer=answer,
+        advice=found,
+        useless=useless(evidence, answer.causes),
     )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ullage.postmortem.advice import Advice, Why
 from ullage.postmortem.causes import Cause
 from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.why import Why
 from ullage.report import words
 from ullage.report.console import heading
-from ullage.report.formats import coloured
 from ullage.report.terminal import indented
 from ullage.units import format_bytes
+
+if TYPE_CHECKING:
+    from ullage.postmortem.advice import Advice
 
 _NAMES = {
     "tried": "asked for",
@@ -84,4 +87,6 @@ def _advice(found: tuple[Advice, ...]) -> Iterator[RenderableType]:
     yield indented(table)
     last = next((one.edit for one in reversed(found) if one.edit is not None), None)
     if last is not None:
+        from ullage.report.formats import coloured
+
         yield indented(coloured(last))

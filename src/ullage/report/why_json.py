@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from ullage.postmortem.advice import Advice, Why
+from typing import TYPE_CHECKING
+
 from ullage.postmortem.causes import Cause
+from ullage.postmortem.why import Why
+
+if TYPE_CHECKING:
+    from ullage.postmortem.advice import Advice
 
 _NUMBERS = (
     "tried_bytes", "capacity_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "other_processes_bytes", "process_bytes",

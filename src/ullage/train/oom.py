@@ -6,9 +6,8 @@ import io
 import traceback
 
 from ullage.job.job import Job
-from ullage.postmortem.advice import Why, advised
 from ullage.postmortem.log import read_log
-from ullage.postmortem.why import why
+from ullage.postmortem.why import Why, advised, why
 
 
 def explained(error: BaseException, job: Job | None = None) -> Why | None:
