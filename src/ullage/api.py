@@ -150,14 +150,16 @@ def why(
     given: str,
     job: Job | None = None,
     *,
+    against: str | None = None,
     config: str | Path | None = None,
     overrides: Sequence[str] = (),
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Why:
     """What ran out of memory and why: the causes that a message, a log or a snapshot speaks for, and what helps.
 
-    given: a message, the path of a file (gzip too) or of a folder of logs, or "-" for standard input. config: a person's own
-    file in place of ``job``, with ``overrides`` for what it does not say; advice is then shown as a diff of it too.
+    given: a message, the path of a file (gzip too) or of a folder of logs, or "-" for standard input. against: the path of an earlier
+    snapshot, where ``given`` is one: ``answer.difference`` says what is held more. config: a person's own file in place of ``job``, with
+    ``overrides`` for what it does not say; advice is then shown as a diff of it too.
     progress: called with the bytes read, and of how many.
     """
     from ullage.postmortem.source import read_input
@@ -169,7 +171,8 @@ def why(
 
         theirs = theirs_of(config, overrides)
         job = theirs.job
-    return advised(why(read_input(given, progress), job), theirs.diff if theirs is not None else None)
+    earlier = read_input(against) if against is not None else None
+    return advised(why(read_input(given, progress), job, earlier), theirs.diff if theirs is not None else None)
 
 
 def prove(job: Job, settings: Settings | None = None) -> Proof | None:

@@ -15,7 +15,7 @@ from ullage.units import gib
 if TYPE_CHECKING:
     from ullage.job.job import Job
 
-USAGE = "INPUT [--job JOB | --config FILE --model M --cluster C] [options]"
+USAGE = "INPUT [--against SNAPSHOT] [--job JOB | --config FILE --model M --cluster C] [options]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--job", dest="job_file", metavar="JOB", help="the job that ran: a job file (docs/job.md)")
     source.add_argument("--config", metavar="FILE", help="or the configuration it ran with (docs/formats.md)")
+    parser.add_argument(
+        "--against",
+        metavar="SNAPSHOT",
+        help="an earlier snapshot, where INPUT is one: what is held more, largest first",
+    )
     parser.add_argument("--json", action="store_true", help="the answer as JSON (docs/job.md)")
     parser.epilog = "Exit status: 0 no failure of memory found, 1 out of memory, 2 the input is wrong."
 
@@ -40,9 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     progress = _progress if sys.stderr.isatty() else None
     try:
         if arguments.config is not None:
-            answer = why(arguments.job, config=arguments.config, overrides=tuple(written), progress=progress)
+            answer = why(
+                arguments.job,
+                against=arguments.against,
+                config=arguments.config,
+                overrides=tuple(written),
+                progress=progress,
+            )
         else:
-            answer = why(arguments.job, _job(arguments, written), progress=progress)
+            answer = why(arguments.job, _job(arguments, written), against=arguments.against, progress=progress)
     except UllageError as error:
         raise placed(error, written) from None
     if arguments.json:

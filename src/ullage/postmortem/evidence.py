@@ -28,9 +28,13 @@ class Event:
 
 @frozen
 class Block:
-    """Equal blocks that a snapshot shows as held. where: the line of code that made them, if recorded."""
+    """Equal blocks that a snapshot shows as held, each of these bytes, for tensors of requested_bytes.
+
+    where: the line of code that made them, if recorded.
+    """
 
     bytes: int
+    requested_bytes: int
     count: int
     category: str
     where: str
@@ -41,7 +45,8 @@ class Evidence:
     """event: what happened, by weight and then by time (None: nothing of that kind was found). failures: how often each kind was seen.
 
     series: allocated bytes that the log told of, in time, of one rank. split_bytes: free in segments that cannot go back to the
-    driver, where a snapshot or a summary says it. blocks: a snapshot's, the largest total first.
+    driver, where a snapshot or a summary says it. blocks: a snapshot's, the largest total first; highest: those at the highest point of
+    its history, if it has one.
     """
 
     source: str
@@ -51,6 +56,7 @@ class Evidence:
     series: tuple[int, ...] = ()
     split_bytes: int | None = None
     blocks: tuple[Block, ...] = ()
+    highest: tuple[Block, ...] = ()
 
     @property
     def recognised(self) -> Recognised:

@@ -43,11 +43,20 @@ class Pool:
 
 
 @frozen
+class Failed:
+    """The request that failed, as the history records it. bytes: of the tensor, rounded; free_bytes: what the driver had left."""
+
+    bytes: int
+    free_bytes: int
+    frames: tuple[Frame, ...]
+
+
+@frozen
 class Summary:
     """One device's memory at the time of the snapshot, the largest blocks first.
 
     split_bytes: free, in segments that are partly used, so that they cannot go back to the driver: fragmentation.
-    at_peak: what was held when the recorded history was highest (None: no history was recorded).
+    at_peak: what was held when the recorded history was highest (None: no history was recorded). failed: its last out of memory.
     """
 
     device: int
@@ -55,6 +64,7 @@ class Summary:
     held: tuple[Held, ...]
     split_bytes: int
     at_peak: tuple[Held, ...] | None
+    failed: Failed | None = None
 
     @property
     def allocated_bytes(self) -> int:
@@ -154,6 +164,7 @@ def summarise(snapshot: dict[str, object], *, device: int | None = None) -> Summ
         held=tuple(held),
         split_bytes=split,
         at_peak=at_peak(held, history, reader.frames),
+        failed=reader.failed(snapshot, device),
     )
 
 
@@ -247,13 +258,20 @@ class _Reader:
             for one in self.dicts(found, "frames")
         )
 
+    def failed(self, snapshot: dict[str, object], device: int) -> Failed | None:
+        """The last request that was not met; what follows one that was caught is of another."""
+        found = [
+            entry for entry in self.dicts(_trace(snapshot, device), "device_traces") if entry.get("action") == "oom"
+        ]
+        if not found:
+            return None
+        size, free = self.size(found[-1], "size"), self.size(found[-1], "device_free", default=0)
+        return Failed(bytes=size, free_bytes=free, frames=self.frames(found[-1].get("frames")))
+
     def history(self, snapshot: dict[str, object], device: int) -> Iterator[Recorded]:
         """The allocations and frees of a device that were recorded."""
-        traces = snapshot.get("device_traces", [])
-        if not isinstance(traces, list | tuple):
-            raise _wrong("has no list of device_traces", type(traces).__name__)
         born: dict[int, object] = {}
-        for entry in self.dicts(traces[device] if 0 <= device < len(traces) else [], "device_traces"):
+        for entry in self.dicts(_trace(snapshot, device), "device_traces"):
             action = entry.get("action")
             if action != "alloc" and action != "free_completed":
                 continue
@@ -261,6 +279,13 @@ class _Reader:
             if action == "alloc":
                 born[address] = entry.get("frames")
             yield Recorded(action == "alloc", address, self.size(entry, "size"), born.get(address))
+
+
+def _trace(snapshot: dict[str, object], device: int) -> object:
+    traces = snapshot.get("device_traces", [])
+    if not isinstance(traces, list | tuple):
+        raise _wrong("has no list of device_traces", type(traces).__name__)
+    return traces[device] if 0 <= device < len(traces) else []
 
 
 def _text(value: object) -> str:

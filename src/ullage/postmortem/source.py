@@ -7,17 +7,20 @@ import io
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from ullage.errors import InvalidInput
+from ullage.memory.allocator_blocks import segment_bytes
 from ullage.postmortem.evidence import Block, Event, Evidence
 from ullage.postmortem.log import joined, read_log
 from ullage.postmortem.messages import Numbers, numbers_of
 from ullage.postmortem.signs import Recognised
-from ullage.postmortem.snapshot import Summary, read_snapshot, summarise
+from ullage.postmortem.snapshot import read_snapshot, summarise
+from ullage.postmortem.snapshot_history import Held
 from ullage.postmortem.summary_text import HEAD, read_summary
+from ullage.postmortem.tracebacks import Called
 from ullage.units import MIB
 
 STDIN = "-"
@@ -26,7 +29,6 @@ _PICKLE = b"\x80"
 _HEAD_BYTES = MIB
 _MOST_FILES = 4096
 _LOGS = (".log", ".txt", ".out", ".err", ".gz", ".stdout", ".stderr")
-_MOST_BLOCKS = 64
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read, and of how many (None: not known)."""
@@ -127,27 +129,43 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
         series=best.series,
         split_bytes=best.split_bytes,
         blocks=best.blocks,
+        highest=best.highest,
     )
 
 
 def _of_snapshot(path: Path) -> Evidence:
-    """What a snapshot holds; it was taken by hand or by an OOM hook, which it does not say."""
+    """What a snapshot holds; one whose history ends in a failure tells of it as a message would."""
     summary = summarise(read_snapshot(path))
+    failed = summary.failed
     numbers = Numbers(
-        allocated_bytes=summary.allocated_bytes, reserved_bytes=summary.reserved_bytes, device=summary.device
+        tried_bytes=segment_bytes(failed.bytes) if failed is not None else None,
+        free_bytes=failed.free_bytes if failed is not None else None,
+        allocated_bytes=summary.allocated_bytes,
+        reserved_bytes=summary.reserved_bytes,
+        device=summary.device,
     )
     event = Event(
-        recognised="unknown",
-        weight=1,
-        what="a snapshot of torch's allocator",
+        recognised="cuda-oom" if failed is not None else "unknown",
+        weight=9 if failed is not None else 1,
+        what="a snapshot of torch's allocator" + (", with the request that failed" if failed is not None else ""),
         line=1,
         text=path.name,
         numbers=numbers,
+        called=tuple(Called(one, "") for one in reversed(failed.frames)) if failed is not None else (),
     )
-    return Evidence(source=str(path), event=event, split_bytes=summary.split_bytes, blocks=_blocks(summary))
+    return Evidence(
+        source=str(path),
+        event=event,
+        split_bytes=summary.split_bytes,
+        blocks=_blocks(summary.held),
+        highest=_blocks(summary.at_peak or ()),
+    )
 
 
-def _blocks(summary: Summary) -> tuple[Block, ...]:
-    counts = Counter((one.bytes, one.category, one.what) for one in summary.held)
-    found = [Block(bytes=size, count=n, category=kind, where=where) for (size, kind, where), n in counts.items()]
-    return tuple(sorted(found, key=lambda one: (-one.bytes * one.count, one.where))[:_MOST_BLOCKS])
+def _blocks(held: Sequence[Held]) -> tuple[Block, ...]:
+    counts = Counter((one.bytes, one.requested_bytes, one.category, one.what) for one in held)
+    found = [
+        Block(bytes=size, requested_bytes=requested, count=n, category=kind, where=where)
+        for (size, requested, kind, where), n in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.bytes * one.count, one.where)))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from ullage.frozen import frozen
 from ullage.postmortem.alone import alone, full
 from ullage.postmortem.causes import Cause, Reason, judged
+from ullage.postmortem.difference import Difference, between, grown, predicted
 from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.filled import filled
 from ullage.postmortem.useless import Useless, useless
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 class Answer:
     """What happened (evidence), the causes by what speaks for each, and every tensor that the size could be.
 
-    job: None where none was given; unmodelled: why its account could not be made.
+    job: None where none was given; unmodelled: why its account could not be made. difference: of a snapshot against another, or else
+    against the job's account.
     """
 
     evidence: Evidence
@@ -32,6 +35,7 @@ class Answer:
     candidates: tuple[Candidate, ...] = ()
     job: Job | None = None
     unmodelled: str | None = None
+    difference: Difference | None = None
 
 
 @frozen
@@ -45,23 +49,32 @@ class Why:
     useless: tuple[Useless, ...]
 
 
-def why(evidence: Evidence, job: Job | None = None) -> Answer:
-    """The causes of what the evidence tells. Raises UllageError where the job's layout cannot exist."""
+def why(evidence: Evidence, job: Job | None = None, against: Evidence | None = None) -> Answer:
+    """The causes of what the evidence tells. against: an earlier snapshot, where the evidence is one.
+
+    Raises UllageError where the job's layout cannot exist, InvalidInput where two snapshots are asked for and one is none.
+    """
     here: Known | None = None
     found: tuple[Candidate, ...] = ()
-    spoken = [*alone(evidence)]
+    spoken = [*alone(evidence), *filled(evidence)]
+    difference = between(evidence, against) if against is not None else None
+    if difference is not None:
+        spoken += grown(difference)
     if job is not None:
         from ullage.postmortem.with_job import known, matching, reasons
 
         here = known(job)
         found = matching(here, evidence)
         spoken += reasons(here, evidence, found)
+        if difference is None and evidence.blocks and here.worst is not None:
+            difference = predicted(evidence, here.worst, len(here.held))
     return Answer(
         evidence=evidence,
         causes=judged(spoken) or _unknown(evidence, here),
         candidates=found,
         job=job,
         unmodelled=here.unmodelled if here is not None else None,
+        difference=difference,
     )
 
 

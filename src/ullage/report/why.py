@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.postmortem.causes import Cause
+from ullage.postmortem.difference import Difference, Line
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.why import Why
 from ullage.report import words
@@ -28,6 +29,7 @@ _NAMES = {
     "reserved": "reserved",
     "other_processes": "other processes",
 }
+_MOST_LINES = 12
 _STYLES = {"certain": "bold red", "likely": "yellow", "possible": "dim"}
 
 
@@ -35,6 +37,8 @@ def why_report(answer: Why) -> Iterator[RenderableType]:
     """The parts of the report, top to bottom."""
     yield from _happened(answer.evidence)
     yield from _causes(answer.causes)
+    if answer.answer.difference is not None:
+        yield from _difference(answer.answer.difference)
     yield from _advice(answer.advice)
     if answer.useless:
         yield heading("What does not help")
@@ -71,6 +75,31 @@ def _causes(causes: tuple[Cause, ...]) -> Iterator[RenderableType]:
             text.append(f"\nshape {' x '.join(map(str, one.tensor.shape))}", style="not bold dim")
         table.add_row(Text(one.certainty, style=_STYLES[one.certainty]), text)
     yield indented(table)
+
+
+def _difference(found: Difference) -> Iterator[RenderableType]:
+    """Category by category, then what it is."""
+    yield heading("What differs", f"from {found.against}, {found.moment}")
+    table = Table.grid(padding=(0, 2))
+    for one in found.categories:
+        table.add_row(*_sides(one), Text(one.category, style="bold"))
+    yield indented(table)
+    if not found.lines:
+        yield indented(Text("nothing: every block has its twin"))
+        return
+    yield heading("Of it", f"{min(_MOST_LINES, len(found.lines))} of {len(found.lines):,}")
+    table = Table.grid(padding=(0, 2))
+    for one in found.lines[:_MOST_LINES]:
+        table.add_row(*_sides(one), Text(one.category), Text(one.what or "not recorded", style="dim"))
+    yield indented(table)
+    if found.by_size:
+        yield indented(Text("blocks that no call stack names were told by their size", style="dim"))
+
+
+def _sides(one: Line) -> tuple[Text, Text]:
+    sign = "+" if one.more_bytes >= 0 else "-"
+    more = Text(f"{sign}{words.in_gib(abs(one.more_bytes))}", justify="right")
+    return more, Text(f"{words.in_gib(one.bytes)} against {words.in_gib(one.against_bytes)}", justify="right")
 
 
 def _advice(found: tuple[Advice, ...]) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ullage.postmortem.causes import Cause
+from ullage.postmortem.difference import Difference
 from ullage.postmortem.why import Why
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def why(answer: Why) -> dict[str, object]:
             "text": event.text,
             "rank": event.rank,
         },
+        "difference": None if answer.answer.difference is None else _difference(answer.answer.difference),
         "failures": dict(evidence.failures),
         "ranks": list(evidence.ranks),
         "warnings": [] if answer.answer.unmodelled is None else [f"the job's account: {answer.answer.unmodelled}"],
@@ -49,6 +51,21 @@ def _cause(one: Cause) -> dict[str, object]:
         if tensor is None
         else {"what": tensor.what, "shape": list(tensor.shape), "bytes": tensor.bytes, "moment": tensor.moment},
         "why": one.why,
+    }
+
+
+def _difference(found: Difference) -> dict[str, object]:
+    return {
+        "against": found.against,
+        "moment": found.moment,
+        "categories": [
+            {"category": one.category, "bytes": one.bytes, "against_bytes": one.against_bytes}
+            for one in found.categories
+        ],
+        "lines": [
+            {"category": one.category, "what": one.what, "bytes": one.bytes, "against_bytes": one.against_bytes}
+            for one in found.lines
+        ],
     }
 
 
