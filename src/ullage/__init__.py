@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         read_job,
         show,
         validate,
+        watch,
         why,
     )
     from ullage.errors import (
@@ -84,6 +85,7 @@ __all__ = [
     "read_job",
     "show",
     "validate",
+    "watch",
     "why",
 ]
 

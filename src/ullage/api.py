@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ullage.engines.estimate import Estimate, estimate
+from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.job.read import read_job
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ullage.train.answers import Measured, Proof
     from ullage.train.settings import Settings
     from ullage.validation.compare import Validation
+    from ullage.watching.watch import Module, Optimizer, Watch
 
 __all__ = [
     "Check",
@@ -51,6 +53,7 @@ __all__ = [
     "read_job",
     "show",
     "validate",
+    "watch",
     "why",
 ]
 
@@ -196,6 +199,29 @@ def measure(job: Job, settings: Settings | None = None) -> Measured | None:
     from ullage.train.settings import Settings
 
     return measure(job, settings or Settings(steps=3))
+
+
+def watch(
+    job: Job | str | Path | Mapping[str, object],
+    model: Module | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
+) -> Watch:
+    """``with ullage.watch(job):`` around any training loop: what it holds beside what the job's account says; an exception that tells of
+    memory gets a note of what ran out, why, and what helps.
+
+    On a GPU the allocator's counters are read, whose peaks are reset at the start. On the CPU every storage of ``model`` and ``optimizer``
+    and of the steps is followed, which makes them several times slower: two steps are enough, since the last whole one counts; without a
+    model nothing is measured. say: called with the text at the end; None: standard error. Needs torch.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise Unsupported("is not installed", key="torch", remedy="pip install 'ullage[torch]'")
+    from ullage.watching.watch import Watch
+
+    return Watch(job, model, optimizer, say=say)
 
 
 def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation | Why) -> dict[str, object]:

@@ -46,6 +46,7 @@ PUBLIC_NAMES = {
     "read_job",
     "show",
     "validate",
+    "watch",
     "why",
 }
 
