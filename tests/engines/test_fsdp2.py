@@ -213,3 +213,44 @@ def test_a_tied_weight_is_one_part_of_fsdp1s_flat_gradient(strategy: str) -> Non
         ullage.read_job({**job, "model": {"base": "gpt2", "tie_word_embeddings": False}, "engine": engine})
     )
     assert tied.peak.allocated_bytes < apart.peak.allocated_bytes
+
+
+ALL_POWERS = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32768,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.mark.parametrize(("precision", "bytes_per_parameter"), [("bf16-mixed", 4 + 4 + 8), ("bf16", 2 + 2 + 4)])
+def test_host_memory_under_offload(precision: str, bytes_per_parameter: int) -> None:
+    """Shards, their gradients and the two moments; a pinned block is a power of two, as every shard of this model is."""
+
+    def of(**changed: int) -> tuple[int, int]:
+        found = ullage.estimate(
+            ullage.read_job(
+                {
+                    "model": {**ALL_POWERS, **changed},
+                    "cluster": "4xA100-SXM-80GB",
+                    "engine": {"name": "fsdp2"},
+                    "precision": precision,
+                    "offload": {"optimizer": "cpu", "params": "cpu"},
+                    "data": {"seq_len": 512},
+                }
+            )
+        )
+        return found.host_bytes, found.parameters
+
+    host, parameters = of()
+    assert host == pytest.approx(bytes_per_parameter * parameters, rel=1e-3)
+    wider, more = of(
+        intermediate_size=4096 + 4
+    )  # three matrices of each layer just above a power of two: twice as much, pinned
+    pinned = bytes_per_parameter // 2 * 2 * 3 * 4096 * 1024
+    assert wider == pytest.approx(host + bytes_per_parameter * (more - parameters) + pinned, rel=1e-2)

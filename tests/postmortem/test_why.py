@@ -179,3 +179,34 @@ def test_a_replica_is_told_to_be_a_shard(tmp_path: Path) -> None:
     assert fits.edit is not None
     assert "+distributed_type: FSDP" in fits.edit
     assert "mixed_precision: no" not in fits.edit
+
+
+ON_HOST = {
+    "model": "qwen2.5-72b",
+    "cluster": {"device": "A100-SXM-80GB", "gpus_per_node": 8, "host_memory": "1.4TB"},
+    "engine": {"name": "deepspeed", "zero_stage": 3},
+    "offload": {"optimizer": "cpu"},
+    "recompute": "full",
+    "data": {"seq_len": 2048},
+}
+
+
+def test_what_frees_the_host() -> None:
+    """OpenRLHF/OpenRLHF#632: pinned blocks, rounded up to powers of two, passed the node's memory; not to pin them was the fix."""
+    found = ullage.why("Memory cgroup out of memory: Killed process 1 (python)", ullage.read_job(ON_HOST))
+    assert found.causes[0].kind == "host-memory"
+    unpinned = next(one for one in found.advice if one.change.as_dict() == {"engine.options.pin_memory": False})
+    assert unpinned.frees_host_bytes > 400e9
+    assert unpinned.host_bytes < 1.4e12
+    assert unpinned.verdict_after == "tight"
+    assert all(one.frees_host_bytes > 0 for one in found.advice)
+
+
+def test_nothing_is_put_on_a_host_that_has_no_room_for_it() -> None:
+    poor = ullage.read_job({**LLAMA, "cluster": {"device": "V100-SXM-32GB", "gpus_per_node": 8, "host_memory": "32GB"}})
+    rich = ullage.read_job({**LLAMA, "cluster": {"device": "V100-SXM-32GB", "gpus_per_node": 8, "host_memory": "2TB"}})
+    offloaded = [
+        [one for one in ullage.why(STEP, job).advice if "offload.optimizer" in one.change] for job in (poor, rich)
+    ]
+    assert not offloaded[0]
+    assert all(one.host_bytes > 80e9 for one in offloaded[1])

@@ -182,3 +182,8 @@ def shard(tensors: Sequence_[int], shards: int) -> tuple[int, ...]:
         at += numel
     rest = each - sum(pieces)
     return (*pieces, rest) if rest else tuple(pieces)
+
+
+def pinned(n_bytes: int) -> int:
+    """A page-locked block on the host: torch rounds it up to a power of two (ATen/core/CachingHostAllocator.h)."""
+    return 1 << max(0, n_bytes - 1).bit_length()

@@ -16,6 +16,7 @@ from ullage.job.adapted import graph_of
 from ullage.job.fields import show
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
+from ullage.postmortem.outside_step import ROOMY
 from ullage.postmortem.with_job import REPLICAS
 from ullage.timing.step import step_time
 
@@ -32,7 +33,8 @@ _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 @frozen
 class Advice:
     """change: dotted job keys. frees_bytes: of the card at the peak; slowdown_ratio: the step's time after over before (None: not
-    known); low_bytes..high_bytes: the estimate after it (None: the tensors alone pass the card)."""
+    known); low_bytes..high_bytes: the estimate after it (None: the tensors alone pass the card). host_bytes: of a node's own memory after
+    it, where states are on the host, and frees_host_bytes less than before; verdict_after is of both, where a node's memory is known."""
 
     change: FrozenMap
     what: str
@@ -42,9 +44,21 @@ class Advice:
     low_bytes: int | None = None
     high_bytes: int | None = None
     edit: str | None = None
+    host_bytes: int = 0
+    frees_host_bytes: int = 0
 
 
-class _Option:
+@frozen
+class Least:
+    """peak_bytes: allocated on the rank that holds most. high_bytes: the high estimate of its device, were nothing of the allocator's
+    wasted. host_bytes: of a node."""
+
+    peak_bytes: int
+    high_bytes: int
+    host_bytes: int
+
+
+class Option:
     """A change and the job that it makes. What is known of it is found out when it is asked for."""
 
     def __init__(self, change: Change, job: Job) -> None:
@@ -53,24 +67,50 @@ class _Option:
 
     @cached_property
     def seconds(self) -> float | None:
-        return _seconds(self.job)
+        return seconds(self.job)
 
     @cached_property
-    def least(self) -> tuple[int, int] | None:
-        """Allocated bytes of the rank that holds most, and what the high estimate is at least; None where no account models it."""
+    def least(self) -> Least | None:
+        """None where no account models it."""
         try:
-            return _least(self.job)
+            return least(self.job)
         except UllageError:
             return None
 
     @property
     def peak_bytes(self) -> int:
         assert self.least is not None, "what is not modelled is no option"
-        return self.least[0]
+        return self.least.peak_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.least.host_bytes if self.least is not None else 0
 
     @property
     def may_fit(self) -> bool:
-        return self.least is not None and self.least[1] < self.job.cluster.device.capacity_bytes
+        return (
+            self.least is not None
+            and self.least.high_bytes < self.job.cluster.device.capacity_bytes
+            and self.on_host <= 1
+        )
+
+    @property
+    def on_host(self) -> float:
+        """The share of a node's memory that is asked of it, 0 where it is not known."""
+        memory = self.job.cluster.host_memory_bytes
+        return self.host_bytes / memory if memory else 0.0
+
+    @cached_property
+    def after(self) -> Estimate | None:
+        """None where the tensors alone pass the card, so that its allocator need not be played."""
+        if self.peak_bytes > self.job.cluster.device.capacity_bytes:
+            return None
+        return estimate(self.job)
+
+    @property
+    def verdict(self) -> str:
+        card = self.after.verdict if self.after is not None and self.on_host <= 1 else "oom"
+        return "tight" if card == "fits" and self.on_host > ROOMY else card
 
 
 class Search:
@@ -80,8 +120,9 @@ class Search:
         self.job = job
         self.edit = edit
         self.before = estimate(job)
-        self.seconds = _seconds(job)
-        self.peak_bytes, _ = _least(job)
+        self.seconds = seconds(job)
+        self.least = least(job)
+        self.peak_bytes = self.least.peak_bytes
 
     def found(self) -> Iterator[Advice]:
         """Single changes by rank, up to the first that fits; where none does, they are put together until they do."""
@@ -101,10 +142,25 @@ class Search:
         if shown > 1:
             yield from self._together(options)
 
-    def _ranked(self) -> Iterator[_Option]:
+    def on_host(self) -> Iterator[Advice]:
+        """What leaves a node more of its own memory, by seconds lost for its bytes, up to the first that fits."""
+        before = self.least.host_bytes
+        options = [
+            option
+            for change in _off_host(self.job)
+            if (job := changed(self.job, change)) is not None
+            and (option := Option(change, job)).least is not None
+            and option.host_bytes < before
+        ]
+        for option in sorted(options, key=lambda one: self._lost(one) / (before - one.host_bytes)):
+            yield self._advice(option)
+            if option.verdict == "fits" and self.job.cluster.host_memory_bytes is not None:
+                return
+
+    def _ranked(self) -> Iterator[Option]:
         """By seconds lost for each byte freed, a change of the work itself last. What loses none is first, and is looked at by itself."""
         options = [
-            _Option(change, job)
+            Option(change, job)
             for change in (*_others(self.job), *freeing(self.job), *_shorter(self.job))
             if (job := changed(self.job, change)) is not None
         ]
@@ -112,10 +168,14 @@ class Search:
         yield from filter(self._helps, free)
         yield from sorted((option for option in options if option not in free and self._helps(option)), key=self._cost)
 
-    def _helps(self, option: _Option) -> bool:
-        return option.least is not None and (option.peak_bytes < self.peak_bytes or _EXPANDABLE in option.change)
+    def _helps(self, option: Option) -> bool:
+        return (
+            option.least is not None
+            and option.on_host <= 1
+            and (option.peak_bytes < self.peak_bytes or _EXPANDABLE in option.change)
+        )
 
-    def _lost(self, option: _Option) -> float:
+    def _lost(self, option: Option) -> float:
         """Seconds of a step; of a change of the work itself none are comparable."""
         if _WORK in option.change:
             return inf
@@ -123,12 +183,11 @@ class Search:
             return 0.0
         return max(0.0, option.seconds - self.seconds)
 
-    def _cost(self, option: _Option) -> float:
+    def _cost(self, option: Option) -> float:
         return self._lost(option) / max(1, self.peak_bytes - option.peak_bytes)
 
-    def _advice(self, option: _Option) -> Advice:
-        after = self._after(option)
-        peak = after.peak if after is not None else None
+    def _advice(self, option: Option) -> Advice:
+        peak = option.after.peak if option.after is not None else None
         ratio = option.seconds / self.seconds if option.seconds is not None and self.seconds else None
         freed = (
             self.before.peak.device_bytes - peak.device_bytes
@@ -140,21 +199,17 @@ class Search:
             what=_words(option.change),
             frees_bytes=freed,
             slowdown_ratio=ratio,
-            verdict_after=after.verdict if after is not None else "oom",
+            verdict_after=option.verdict,
             low_bytes=peak.low_bytes if peak is not None else None,
             high_bytes=peak.high_bytes if peak is not None else None,
             edit=self.edit(option.change) if self.edit is not None else None,
+            host_bytes=option.host_bytes,
+            frees_host_bytes=self.least.host_bytes - option.host_bytes,
         )
 
-    def _after(self, option: _Option) -> Estimate | None:
-        """None where the tensors alone pass the card, so that its allocator need not be played."""
-        if option.peak_bytes > option.job.cluster.device.capacity_bytes:
-            return None
-        return estimate(option.job)
-
-    def _together(self, options: list[_Option]) -> Iterator[Advice]:
+    def _together(self, options: list[Option]) -> Iterator[Advice]:
         """By rank, of changes of the same keys the one that frees most, until the job fits; then each that it fits without is left out."""
-        chosen: list[_Option] = []
+        chosen: list[Option] = []
         for option in _strongest(options):
             chosen.append(option)
             if len(chosen) > 1 and self._fits(chosen):
@@ -172,19 +227,19 @@ class Search:
         if both is not None and both.least is not None:
             yield self._advice(both)
 
-    def _merged(self, chosen: list[_Option]) -> _Option | None:
+    def _merged(self, chosen: list[Option]) -> Option | None:
         change = merged(one.change for one in chosen)
         job = changed(self.job, change)
-        return None if job is None else _Option(change, job)
+        return None if job is None else Option(change, job)
 
-    def _fits(self, chosen: list[_Option]) -> bool:
+    def _fits(self, chosen: list[Option]) -> bool:
         both = self._merged(chosen)
-        return both is not None and both.may_fit and estimate(both.job).verdict == "fits"
+        return both is not None and both.may_fit and both.verdict == "fits"
 
 
-def _strongest(options: list[_Option]) -> Iterator[_Option]:
+def _strongest(options: list[Option]) -> Iterator[Option]:
     """Of those that change the same keys the one that frees most, where the first of them stood; what frees nothing by itself last."""
-    best: dict[frozenset[str], _Option] = {}
+    best: dict[frozenset[str], Option] = {}
     for option in options:
         keys = frozenset(option.change)
         if keys not in best or option.peak_bytes < best[keys].peak_bytes:
@@ -210,23 +265,32 @@ def _others(job: Job) -> Iterator[Change]:
         yield {"engine.name": "fsdp2", "engine.zero_stage": 3} | ({"precision": mixed} if mixed else {})
 
 
+def _off_host(job: Job) -> Iterator[Change]:
+    """Blocks that are not pinned are not rounded up to powers of two; then fewer bytes for each parameter; then the card."""
+    if job.offload.optimizer != "none" or job.offload.params != "none":
+        yield {"engine.options.pin_memory": False}
+        yield {"precision": "bf16"}
+        yield {"offload.params": "none"}
+        yield {"offload.optimizer": "none", "offload.params": "none"}
+
+
 def _shorter(job: Job) -> Iterator[Change]:
     if job.data.seq_len % 2 == 0:
         yield {_WORK: job.data.seq_len // 2}
 
 
-def _least(job: Job) -> tuple[int, int]:
-    """Allocated bytes of the rank that holds most, and the high estimate of the device's were nothing of the allocator's wasted."""
+def least(job: Job) -> Least:
     graph = graph_of(job)
     found = []
     for rank in ranks_of(job, graph):
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        found.append((peak, interval(job, account, peak, outside).high_bytes))
-    return max(found)
+        high = interval(job, account, peak, outside).high_bytes
+        found.append(Least(peak_bytes=peak, high_bytes=high, host_bytes=account.host_bytes * job.cluster.gpus_per_node))
+    return max(found, key=lambda one: one.peak_bytes)
 
 
-def _seconds(job: Job) -> float | None:
+def seconds(job: Job) -> float | None:
     try:
         return step_time(job).step_s
     except UllageError:

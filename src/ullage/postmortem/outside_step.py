@@ -10,7 +10,7 @@ from ullage.memory.rank import Rank
 from ullage.postmortem.causes import Reason
 from ullage.units import format_bytes
 
-_ROOMY = 0.9
+ROOMY = 0.9
 """Of the card: a step predicted to stay below it is not what ran out."""
 _BASE_BITS = {"bf16": 16.0, "int8": 8.0, "nf4": 4 + 32 / 64, "nf4-double": 4 + 8 / 64 + 32 / (64 * 256)}
 """Bits of a frozen weight: nf4 keeps an fp32 scale for 64 weights, double quantisation 8 bits and an fp32 scale for 256 scales
@@ -32,12 +32,12 @@ def base_bytes(job: Job, rank: Rank) -> int:
 
 def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capacity: int) -> Iterator[Reason]:
     """Where the step fits: the whole model that loading or saving puts on one card."""
-    if peak_bytes > _ROOMY * capacity or job.layout.dp == 1:
+    if peak_bytes > ROOMY * capacity or job.layout.dp == 1:
         return
     fits = f"the step is predicted to take {format_bytes(peak_bytes)} of {format_bytes(capacity)}, so it was before or after it"
     if job.engine.name in ("fsdp1", "fsdp2"):
         whole = size_bytes(rank.numel(), job.precision.params)
-        if static_bytes + whole > _ROOMY * capacity:
+        if static_bytes + whole > ROOMY * capacity:
             yield Reason(
                 kind="save",
                 weight=2.2,
@@ -45,7 +45,7 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
             )
     if job.engine.name in ("fsdp1", "fsdp2") or (job.engine.name == "deepspeed" and job.engine.zero_stage == 3):
         whole = size_bytes(rank.numel(), "fp32" if job.precision.params == "fp32" else "bf16")
-        if whole > _ROOMY * capacity:
+        if whole > ROOMY * capacity:
             yield Reason(
                 kind="load",
                 weight=2.0,
@@ -56,7 +56,7 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
 def host(job: Job, host_bytes: int) -> Iterator[Reason]:
     """States on the host against its memory; host_bytes: of one node."""
     memory = job.cluster.host_memory_bytes
-    if memory is not None and host_bytes > _ROOMY * memory:
+    if memory is not None and host_bytes > ROOMY * memory:
         yield Reason(
             kind="host-memory",
             weight=4.0,

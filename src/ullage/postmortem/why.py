@@ -82,10 +82,12 @@ def advised(answer: Answer, edit: Edit | None = None) -> Why:
     """The answer with what helps. Without a job, or for one that no account models, there is no advice to estimate."""
     evidence, job = answer.evidence, answer.job
     found: tuple[Advice, ...] = ()
-    if job is not None and answer.unmodelled is None and evidence.recognised not in ("not-oom", "host-oom"):
+    if job is not None and answer.unmodelled is None and evidence.recognised != "not-oom":
         from ullage.postmortem.advice import Search
 
-        found = tuple(Search(job, edit).found())
+        of_host = evidence.recognised == "host-oom" or any(one.kind == "host-memory" for one in answer.causes)
+        search = Search(job, edit)
+        found = tuple(search.on_host() if of_host else search.found())
     return Why(
         evidence=evidence,
         causes=answer.causes,

@@ -111,8 +111,12 @@ def _advice(found: tuple[Advice, ...]) -> Iterator[RenderableType]:
         after = one.verdict_after
         if one.low_bytes is not None and one.high_bytes is not None:
             after += f", {format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)}"
+        if one.host_bytes:
+            after += f"; {format_bytes(one.host_bytes)} of a node's own memory"
         slower = "" if one.slowdown_ratio is None else f"{one.slowdown_ratio:.2f} x the time"
-        table.add_row(Text(one.what, style="bold"), f"frees {format_bytes(one.frees_bytes)}", slower, after)
+        freed = [f"{format_bytes(one.frees_bytes)}"] if one.frees_bytes > 0 else []
+        freed += [f"{format_bytes(one.frees_host_bytes)} of the host"] if one.frees_host_bytes > 0 else []
+        table.add_row(Text(one.what, style="bold"), f"frees {', '.join(freed)}", slower, after)
     yield indented(table)
     last = next((one.edit for one in reversed(found) if one.edit is not None), None)
     if last is not None:

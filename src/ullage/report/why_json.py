@@ -78,5 +78,7 @@ def _advice(one: Advice) -> dict[str, object]:
         "verdict_after": one.verdict_after,
         "low_bytes": one.low_bytes,
         "high_bytes": one.high_bytes,
+        "host_bytes": one.host_bytes,
+        "frees_host_bytes": one.frees_host_bytes,
         "edit": one.edit,
     }

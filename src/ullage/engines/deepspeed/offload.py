@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ullage.engines.base import pinned
 from ullage.engines.deepspeed.options import Knobs, version_of
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.deepspeed.states import bytes_of
 from ullage.job.job import Job
 
-_PINNED = (0, 17, 0)  # pin_memory is the default from here on; torch rounds a pinned block up to a power of two
+_PINNED = (0, 17, 0)  # pin_memory is the default from here on
 
 
 def host_bytes(job: Job, held: Held, knobs: Knobs) -> int:
@@ -24,7 +25,7 @@ def host_bytes(job: Job, held: Held, knobs: Knobs) -> int:
             staged.append(bytes_of(max(_owned(held), share), knobs.grads))
     elif job.offload.params == "cpu":
         staged.append(bytes_of(share, job.precision.params))
-    return sum(_pinned(size) if pins(job) else size for size in [*optimizer, *staged]) + moments
+    return sum(pinned(size) if pins(job) else size for size in [*optimizer, *staged]) + moments
 
 
 def pins(job: Job) -> bool:
@@ -40,7 +41,3 @@ def _owned(held: Held) -> int:
 
 def _most(held: Held) -> int:
     return max((flat.shards for _, flat in held.flats), default=0)
-
-
-def _pinned(n_bytes: int) -> int:
-    return 1 << max(0, n_bytes - 1).bit_length()

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ullage.engines.base import Account, context_of
 from ullage.engines.fsdp2.policy import Units, reduces_each, types_of, units_of, unwrapped
-from ullage.engines.fsdp2.states import beside, gradients, optimizer_step, states
+from ullage.engines.fsdp2.states import beside, gradients, host_bytes, optimizer_step, states
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync, drop, gather, reduce_scatter, take
 from ullage.engines.pipeline import actions_of
@@ -66,6 +66,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         static=tuple((item, count) for item, count in static if item.bytes and count),
         step=step.program(),
         late=tuple(item for item, _ in static if item.category == "optimizer"),
+        host_bytes=host_bytes(job, rank, units),
         groups=_groups(job),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer
-from ullage.engines.base import registered, sized, workspace
+from ullage.engines.base import pinned, registered, sized, workspace
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
@@ -39,6 +39,25 @@ def states(job: Job, rank: Rank, units: list[Units]) -> list[Counted]:
         momentum = bool(job.engine.options.get("momentum"))  # torch's default is 0
         found += optimizer.states(job.optimizer, stepped(job, rank, units), momentum=momentum)
     return found
+
+
+def host_bytes(job: Job, rank: Rank, units: list[Units]) -> int:
+    """Under CPUOffloadPolicy: each shard and its gradient, pinned blocks of their own, and the optimizer's states, which are not.
+
+    Source: _fsdp_param.py (``_init_sharded_param``: pin_memory), _fsdp_collectives.py (``foreach_reduce``: a copy that does not block is
+    to pinned memory); a shard's state is like the shard, and torch pins nothing that it makes so.
+    """
+    if job.offload.params == "none":
+        return 0
+    dtype = types_of(job).original
+    shards = sum(
+        copies * (2 if shape.trainable else 1) * pinned(dtypes.size_bytes(shape.padded, dtype))
+        for shape, copies in shapes_on(rank, units)
+    )
+    moments = optimizer.states(
+        job.optimizer, stepped(job, rank, units), momentum=bool(job.engine.options.get("momentum"))
+    )
+    return shards + sum(item.bytes * count for item, count in moments)
 
 
 def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
