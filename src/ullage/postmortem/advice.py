@@ -17,7 +17,7 @@ from ullage.job.fields import show
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
 from ullage.postmortem.outside_step import ROOMY
-from ullage.postmortem.with_job import REPLICAS
+from ullage.postmortem.tried import EXPANDABLE, WORK, off_host, others, shorter
 from ullage.timing.step import step_time
 
 Edit = Callable[[Change], str | None]
@@ -25,9 +25,6 @@ Edit = Callable[[Change], str | None]
 
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 6
-_EXPANDABLE = "engine.options.expandable_segments"
-_WORK = "data.seq_len"
-_LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 
 
 @frozen
@@ -147,7 +144,7 @@ class Search:
         before = self.least.host_bytes
         options = [
             option
-            for change in _off_host(self.job)
+            for change in off_host(self.job)
             if (job := changed(self.job, change)) is not None
             and (option := Option(change, job)).least is not None
             and option.host_bytes < before
@@ -161,7 +158,7 @@ class Search:
         """By seconds lost for each byte freed, a change of the work itself last. What loses none is first, and is looked at by itself."""
         options = [
             Option(change, job)
-            for change in (*_others(self.job), *freeing(self.job), *_shorter(self.job))
+            for change in (*others(self.job), *freeing(self.job), *shorter(self.job))
             if (job := changed(self.job, change)) is not None
         ]
         free = [option for option in options if not self._lost(option)]
@@ -172,12 +169,12 @@ class Search:
         return (
             option.least is not None
             and option.on_host <= 1
-            and (option.peak_bytes < self.peak_bytes or _EXPANDABLE in option.change)
+            and (option.peak_bytes < self.peak_bytes or EXPANDABLE in option.change)
         )
 
     def _lost(self, option: Option) -> float:
         """Seconds of a step; of a change of the work itself none are comparable."""
-        if _WORK in option.change:
+        if WORK in option.change:
             return inf
         if option.seconds is None or self.seconds is None:
             return 0.0
@@ -245,38 +242,10 @@ def _strongest(options: list[Option]) -> Iterator[Option]:
         if keys not in best or option.peak_bytes < best[keys].peak_bytes:
             best[keys] = option
     taken: set[str] = set()
-    for option in sorted(best.values(), key=lambda one: one.change.keys() == {_EXPANDABLE}):
+    for option in sorted(best.values(), key=lambda one: one.change.keys() == {EXPANDABLE}):
         if not taken & option.change.keys():
             taken |= option.change.keys()
             yield option
-
-
-def _others(job: Job) -> Iterator[Change]:
-    """What costs nothing or little, before what ``freeing`` knows; and shards in place of replicas, which is another engine."""
-    if not job.engine.options.get("expandable_segments"):
-        yield {_EXPANDABLE: True}
-    if job.attention in ("eager", "math"):
-        yield {"attention": "flash"}
-    for loss in _LOSSES:
-        if job.loss.kind == "full":
-            yield {"loss": loss}
-    if job.engine.name in REPLICAS and job.layout.dp > 1:
-        mixed = f"{job.precision.compute}-mixed" if job.precision.autocast else None
-        yield {"engine.name": "fsdp2", "engine.zero_stage": 3} | ({"precision": mixed} if mixed else {})
-
-
-def _off_host(job: Job) -> Iterator[Change]:
-    """Blocks that are not pinned are not rounded up to powers of two; then fewer bytes for each parameter; then the card."""
-    if job.offload.optimizer != "none" or job.offload.params != "none":
-        yield {"engine.options.pin_memory": False}
-        yield {"precision": "bf16"}
-        yield {"offload.params": "none"}
-        yield {"offload.optimizer": "none", "offload.params": "none"}
-
-
-def _shorter(job: Job) -> Iterator[Change]:
-    if job.data.seq_len % 2 == 0:
-        yield {_WORK: job.data.seq_len // 2}
 
 
 def least(job: Job) -> Least:
@@ -298,6 +267,6 @@ def seconds(job: Job) -> float | None:
 
 
 def _words(change: Change) -> str:
-    if change.keys() == {_EXPANDABLE}:
+    if change.keys() == {EXPANDABLE}:
         return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
     return ", ".join(f"{key} = {show(value)}" for key, value in change.items())

@@ -21,6 +21,7 @@ _FULL = 0.85
 _LEAST_POINTS = 8
 _LEAK_RATIO = 1.2
 _RISING = 0.8
+_STEADY_RATIO = 1.05
 
 _PHASES: dict[str, tuple[Kind, float, str]] = {
     "unpad": ("config", 3.0, "it came from the code that packs and unpads sequences: a mask or a shape is not what it expects"),
@@ -32,6 +33,7 @@ _PHASES: dict[str, tuple[Kind, float, str]] = {
     "clipping": ("clipping", 3.0, "the traceback is inside gradient clipping"),
     "loss": ("logits", 2.5, "the traceback is inside the head or the loss"),
     "attention": ("attention-scores", 1.5, "the traceback is inside the attention's scores"),
+    "experts": ("expert-imbalance", 1.5, "the traceback is inside the experts, whose tokens follow the router"),
     "collective": ("communicators", 0.7, "the traceback is inside a collective"),
     "engine-init": ("states", 2.0, "the engine was setting up its states"),
 }  # fmt: skip
@@ -46,7 +48,7 @@ def alone(evidence: Evidence) -> Iterator[Reason]:
     yield from _fragmented(evidence)
     yield from _outside(evidence.numbers)
     yield from _limit(evidence.numbers)
-    yield from _growing(evidence.series)
+    yield from _growing(evidence)
     for phase in evidence.phases:
         if phase in _PHASES:
             kind, weight, why = _PHASES[phase]
@@ -168,7 +170,9 @@ def _limit(numbers: Numbers) -> Iterator[Reason]:
         )
 
 
-def _growing(series: tuple[int, ...]) -> Iterator[Reason]:
+def _growing(evidence: Evidence) -> Iterator[Reason]:
+    """What the log told of memory, step by step: it grew, or stood and one step asked for more."""
+    series = evidence.series
     if len(series) < _LEAST_POINTS:
         return
     half = len(series) // 2
@@ -180,6 +184,13 @@ def _growing(series: tuple[int, ...]) -> Iterator[Reason]:
             weight=3.0,
             why=f"allocated memory rose from {format_bytes(series[0])} over {format_bytes(series[half])} to {format_bytes(series[-1])} "
             "in the log: something is kept from step to step",
+        )
+    elif max(series) <= _STEADY_RATIO * min(series) and evidence.recognised in ("cuda-oom", "hip-oom"):
+        yield Reason(
+            kind="outlier-length",
+            weight=1.2,
+            why=f"the log tells of {format_bytes(min(series))} to {format_bytes(max(series))}, {len(series)} times over, and then one step "
+            "asked for more: a longer sequence or a larger batch",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from ullage.postmortem.snapshot_frames import Frame
 
 Phase = Literal[
-    "load", "engine-init", "forward", "attention", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
+    "load", "engine-init", "forward", "attention", "experts", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
     "save", "evaluation", "collective", "unpad",
 ]  # fmt: skip
 
@@ -63,6 +63,7 @@ _RULES = (
           r"cross_?entropy|nll_loss|log_softmax|lm_head|logits(?:\.float|_to_keep| ?=)|compute_loss"
           r"|\.float\(\).{0,20}logits"),
     _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
+    _rule("experts", r"\bexperts?\b|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
     _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
     _rule("collective", r"distributed_c10d|all_reduce|broadcast|process_group"),
     _rule("engine-init",

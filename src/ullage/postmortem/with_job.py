@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ullage.engines.base import Account
 from ullage.engines.estimate import moment
+from ullage.engines.fsdp2.policy import keeps_whole_gradients
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
@@ -21,6 +22,7 @@ from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.matching import Candidate, candidates
 from ullage.postmortem.outside_step import around_steps, base_bytes, host
+from ullage.postmortem.particular import experts, lengths
 from ullage.postmortem.tensors import Made, highest, kind_of, made
 from ullage.units import format_bytes
 
@@ -121,6 +123,8 @@ def reasons(here: Known, evidence: Evidence, found: tuple[Candidate, ...]) -> It
         yield from _states(here.job, static, capacity)
         yield from _rest(here, here.worst, capacity)
         worst = here.worst
+        yield from lengths(here.job, worst.peak.bytes, capacity)
+        yield from experts(here.job, worst.peak, evidence, capacity)
         yield from around_steps(here.job, worst.rank, sum(static.values()), worst.peak.bytes, capacity)
     elif here.job.lora is not None:
         yield from _frozen(here, capacity)
@@ -199,7 +203,22 @@ def _states(job: Job, size: dict[str, int], capacity: int) -> Iterator[Reason]:
             why=f"each of {job.layout.dp} data-parallel ranks holds a whole copy of {format_bytes(replica)}: "
             f"{_why_whole(job)}. Shared out, states would be {format_bytes(left)}",
         )
-    yield Reason(kind="states", weight=5.0 if over and not replica else weight, why=why)
+    whole = _unsynced(job, size)
+    if whole >= capacity / 10:
+        cured = states - whole < _TIGHT * capacity
+        yield Reason(
+            kind="unsynced-accumulation",
+            weight=max(weight + 0.2 if cured else 0.0, 2.6 * min(1.0, whole / capacity / _TIGHT)),
+            why=f"gradients are reduced in the last of {job.data.grad_accum} micro-batches alone, and stay whole until then: "
+            f"{format_bytes(whole)} more than shards (accelerate's no_sync; sync_each_batch reduces each)",
+        )
+    yield Reason(kind="states", weight=5.0 if over and not replica and not whole else weight, why=why)
+
+
+def _unsynced(job: Job, size: dict[str, int]) -> int:
+    """Bytes of gradients that would be shards, were they reduced in each micro-batch."""
+    shards = job.engine.shard_group or job.layout.dp * job.layout.cp
+    return size["gradients"] * (shards - 1) // shards if keeps_whole_gradients(job) else 0
 
 
 def _replicated(job: Job, size: dict[str, int]) -> int:

@@ -87,6 +87,12 @@ def reduces_each(job: Job) -> bool:
     return job.stack not in ("transformers", "liger") or bool(job.engine.options.get("sync_each_batch"))
 
 
+def keeps_whole_gradients(job: Job) -> bool:
+    """Whether FSDP's unsharded gradients outlive a micro-batch, though a setting would reduce them in each."""
+    accumulates = job.data.grad_accum > 1 and job.layout.dp > 1
+    return job.engine.name in ("fsdp1", "fsdp2") and accumulates and job.layout.pp == 1 and not reduces_each(job)
+
+
 def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     """The units of one model chunk (each pipeline stage is wrapped by itself)."""
     policy, kept = resharding(job)
