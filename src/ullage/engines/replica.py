@@ -12,10 +12,11 @@ from functools import lru_cache
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, params_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
+from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
-from ullage.job.adapted import adapters_type
+from ullage.job.adapted import QUANTISED, adapters_type
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.kernels.transformers_parallel import whole_gradients
@@ -67,10 +68,12 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     """Every parameter in the type that it is kept in: the model's, and adapters beside a frozen one."""
     if job.lora is None:
         return [parameters(rank, job.precision.params)]
-    own = [param for param in rank.params if not param.param.trainable]
+    frozen = [param for param in rank.params if not param.param.trainable]
     adapters = [param for param in rank.params if param.param.trainable]
+    own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
         _tensors(own, params_of(job), "frozen parameters", "parameters"),
+        *quantised([param for param in frozen if param.param.elements in QUANTISED]),
         _tensors(adapters, adapters_type(job.lora), "adapters", "parameters"),
     ]
 

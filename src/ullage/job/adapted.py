@@ -18,6 +18,10 @@ ADAPTERS = "fp32"
 
 ALL_LINEAR = "all-linear"
 
+QUANTISED = ("nf4", "nf4-double")
+"""Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
+replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""
+
 _NEOX = {"qkv": "query_key_value", "o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
 _LATENT = {"kv_a_proj": "kv_a_proj_with_mqa"}
 NAMES: dict[str, dict[str, str]] = {
@@ -61,6 +65,8 @@ def trained(graph: Graph, job: Job) -> Graph:
     """A graph with the job's adapters, as PEFT puts them into transformers' classes; in other stacks no account reads them."""
     if job.lora is None or job.stack != "transformers":
         return graph
+    if job.lora.base in QUANTISED:
+        _refuse_base(graph, job, job.lora.base)
     # gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
     return _with_adapters(graph, job.lora, job.recompute.kind != "none")
 
@@ -93,10 +99,30 @@ def _with_adapters(graph: Graph, lora: Lora, input_grads: bool) -> Graph:
     return replace(graph, runs=tuple(runs))
 
 
+def _refuse_base(graph: Graph, job: Job, base: str) -> None:
+    """What a quantised base does not go with yet."""
+    ops = [op for run in graph.runs for op in run.block.ops]
+    if any(op.kind == "grouped_linear" for op in ops):
+        # quantised one by one (transformers before 5), by a patch of the loader, or not at all: one tensor for all of them
+        raise Unsupported("is not modelled for a model with experts yet", key="lora.base", value=base)
+    if (
+        job.precision.autocast
+        and job.precision.params != "fp32"
+        and any(op.attrs.get("norm") == "layernorm" for op in ops)
+    ):
+        # autocast's layer norm gives fp32, a 4-bit linear what it was given, and so the stream becomes fp32 on its way
+        raise Unsupported(
+            f"with layer norms under autocast is not modelled beside {job.precision.params} parameters",
+            key="lora.base",
+            value=base,
+            remedy="set precision.params: fp32, as prepare_model_for_kbit_training does, or precision.autocast: false",
+        )
+
+
 def unmodelled(lora: Lora) -> dict[str, object]:
     """What of it nothing here knows yet, by key."""
     found: dict[str, object] = {
-        "lora.base": lora.base if lora.base != "bf16" else None,
+        "lora.base": lora.base if lora.base not in ("bf16", *QUANTISED) else None,
         "lora.dora": "true" if lora.dora else None,
         "lora.modules_to_save": ", ".join(lora.modules_to_save) or None,
     }
@@ -135,7 +161,7 @@ def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
     """found: the targets that were met, which this adds to."""
     made: list[Op] = []
     for ops in _called(block):
-        frozen = [_frozen(op) for op in ops]
+        frozen = [_frozen(op, lora.base if block.role == "layer" else "bf16") for op in ops]
         known = _names(block, ops) if block.role == "layer" else ()
         meant = [target for target in lora.targets if target in known]
         found.update(meant)
@@ -145,8 +171,16 @@ def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
     return replace(block, ops=tuple(made))
 
 
-def _frozen(op: Op) -> Op:
-    return replace(op, params=tuple(replace(param, trainable=False) for param in op.params))
+def _frozen(op: Op, base: str) -> Op:
+    """base: what a linear's weight is kept as; biases, and what is no linear, have the model's type."""
+    kept = base if base in QUANTISED and op.kind == "linear" else None
+    return replace(
+        op,
+        params=tuple(
+            replace(param, trainable=False, elements=kept if param.name.endswith(".weight") else None)
+            for param in op.params
+        ),
+    )
 
 
 def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora) -> Op:

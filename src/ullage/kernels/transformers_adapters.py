@@ -21,24 +21,50 @@ def base(op: Op) -> tuple[Param, ...]:
 def added(tape: Tape, op: Op, source: Value, result: Value, output: Value) -> Value:
     """result + B(A(dropout(input))) x scaling, in the type of ``result``. The input is cast to the adapters' type, for each linear anew;
     both are named to the end."""
-    adapter = op.attrs["lora"]
-    assert isinstance(adapter, FrozenMap)
-    dtype = str(adapter["dtype"])
-    low, high = op.params[-2:]
-    wide = tape.cast(source, dtype, f"{low.name}.cast")
-    dropped = wide
-    if adapter["dropout"]:
-        dropped = dropout(tape, wide, Value(f"{low.name}.dropped", wide.dims, wide.dtype))
-    rows = source.dims[: len(source.dims) - len(low.dims) + 1]
-    inner = _multiplied(tape, low, dtype, dropped, (*rows, low.dims[0]))
-    outer = _multiplied(tape, high, dtype, inner, output.dims)
-    scaled = tape.scale(outer, f"{high.name}.scaled")
-    together = promote(result.dtype, scaled.dtype)
-    name = output.name if together == result.dtype else f"{output.name}.wide"
-    total = tape.add(result, scaled, Value(name, output.dims, together), f"{op.name} output")
+    wide = tape.cast(source, _dtype(op), f"{op.params[-2].name}.cast")
+    scaled = _scaled(tape, op, wide, output)
+    total = _sum(tape, op, result, scaled, output)
     made = tape.cast(total, result.dtype, output.name)
     tape.hold(source, wide)
     return made
+
+
+def added_to_quantised(tape: Tape, op: Op, source: Value, result: Value, output: Value) -> Value:
+    """The same beside a quantised linear (tuners/lora/bnb.py): under autocast nothing is cast here, else what is added is."""
+    autocast = tape.context.autocast
+    wide = source if autocast else tape.cast(source, _dtype(op), f"{op.params[-2].name}.cast")
+    scaled = _scaled(tape, op, wide, output)
+    if not autocast:
+        scaled = tape.cast(scaled, result.dtype, f"{op.params[-1].name}.narrow")
+    made = _sum(tape, op, result, scaled, output)
+    tape.hold(source, wide, scaled)
+    return made
+
+
+def _dtype(op: Op) -> str:
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    return str(adapter["dtype"])
+
+
+def _scaled(tape: Tape, op: Op, wide: Value, output: Value) -> Value:
+    """B(A(dropout(input))) x scaling."""
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    low, high = op.params[-2:]
+    dropped = wide
+    if adapter["dropout"]:
+        dropped = dropout(tape, wide, Value(f"{low.name}.dropped", wide.dims, wide.dtype))
+    rows = wide.dims[: len(wide.dims) - len(low.dims) + 1]
+    inner = _multiplied(tape, low, _dtype(op), dropped, (*rows, low.dims[0]))
+    outer = _multiplied(tape, high, _dtype(op), inner, output.dims)
+    return tape.scale(outer, f"{high.name}.scaled")
+
+
+def _sum(tape: Tape, op: Op, result: Value, scaled: Value, output: Value) -> Value:
+    together = promote(result.dtype, scaled.dtype)
+    name = output.name if together == result.dtype else f"{output.name}.wide"
+    return tape.add(result, scaled, Value(name, output.dims, together), f"{op.name} output")
 
 
 def _multiplied(tape: Tape, param: Param, dtype: str, source: Value, dims: tuple[Dim, ...]) -> Value:

@@ -8,11 +8,15 @@ from dataclasses import replace
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_masks as masks
 from ullage.kernels import transformers_parallel as parallel
+from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
 from ullage.kernels.transformers_matmul import matmul
 from ullage.kernels.transformers_rope import INTERLEAVES, table_dtype
 from ullage.model.graph import BATCH, SEQ, Dim, Op
+
+Named = list[tuple[str, tuple[Dim, ...]]]
+"""Parameters of one linear, by name, with their dimensions."""
 
 
 def linear(tape: Tape, op: Op) -> Value:
@@ -26,8 +30,14 @@ def linear(tape: Tape, op: Op) -> Value:
         params = [(shared, ("vocab", "hidden"))]
     output = tape.like(op.outputs[0], tape.context.compute)
     if op.name in _SCALES.get(tape.family, ()):
-        raw = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.unscaled"))
+        raw = _projected(tape, op, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
+    return _projected(tape, op, source, params, output, rows=rows)
+
+
+def _projected(tape: Tape, op: Op, source: Value, params: Named, output: Value, *, rows: bool = False) -> Value:
+    if quantised.is_quantised(op):
+        return quantised.linear(tape, op, op.name, source, params[0][1], replace(output, dtype=source.dtype))
     if adapters.is_adapted(op):
         base = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
         return adapters.added(tape, op, source, base, output)
@@ -61,12 +71,14 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     size = sum(tape.context.numel(op.outputs[0].dims[2:]) for op in ops)
     inner = first.attrs["in"]
     assert isinstance(inner, tuple)
-    params: list[tuple[str, tuple[Dim, ...]]] = [(f"{name}.weight", (size, *inner))]
+    params: Named = [(f"{name}.weight", (size, *inner))]
     if len(adapters.base(first)) > 1:
         params.append((f"{name}.bias", (size,)))
     source = tape[first.inputs[0]]
     whole = Value(name, (*source.rows, size), tape.context.compute)
-    if adapters.is_adapted(first):
+    if quantised.is_quantised(first):
+        whole = quantised.linear(tape, first, name, source, params[0][1], replace(whole, dtype=source.dtype))
+    elif adapters.is_adapted(first):
         base = matmul(tape, name, source, params, replace(whole, name=f"{name}.base"))
         whole = adapters.added(tape, first, source, base, whole)
     else:

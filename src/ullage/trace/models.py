@@ -51,6 +51,7 @@ def _refuse(job: Job) -> None:
         "attention": job.attention if job.attention == "math" else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
+        "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
         "freeze": "set" if job.freeze else None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,

@@ -1,0 +1,54 @@
+"""Weights as bitsandbytes keeps them (functional.py, quantize_4bit): two to a byte, with a scale for each 64 of them.
+
+Double quantisation keeps the scales in 8 bits, with an fp32 scale for 256 of those. Each weight has its tables of levels for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ullage import dtypes
+from ullage.kernels.transformers_quantised import BLOCK
+from ullage.memory.program import Item, round_up
+from ullage.memory.rank import LocalParam
+
+SCALES = 256
+"""Scales that share a scale (functional.py, quantize_4bit)."""
+LEVELS = 16
+"""Values that four bits tell apart."""
+
+
+def held(params: Iterable[LocalParam]) -> list[Item]:
+    """What they are kept in: one Item for each kind of tensor, of one allocation a weight."""
+    pieces: dict[tuple[str, str], list[int]] = {}
+    for param in params:
+        for what, numel, dtype in _tensors(param.numel, str(param.param.elements)):
+            pieces.setdefault((what, dtype), []).extend([numel] * param.copies)
+    return [_item(what, dtype, numels) for (what, dtype), numels in pieces.items()]
+
+
+def _tensors(numel: int, base: str) -> list[tuple[str, int, str]]:
+    """(what, elements, type) of one weight of ``numel`` elements."""
+    scales = -(-numel // BLOCK)
+    packed = [("4-bit weights", -(-numel // 2), "uint8"), ("4-bit levels", LEVELS, "fp32")]
+    if base == "nf4":
+        return [*packed, ("scales of 4-bit weights", scales, "fp32")]
+    return [
+        *packed,
+        ("scales of 4-bit weights", scales, "uint8"),
+        ("scales of scales", -(-scales // SCALES), "fp32"),
+        ("mean scale", 1, "fp32"),
+        ("8-bit levels", 256, "fp32"),
+    ]
+
+
+def _item(what: str, dtype: str, numels: list[int]) -> Item:
+    tensors = tuple(round_up(dtypes.size_bytes(numel, dtype)) for numel in numels)
+    return Item(
+        category="parameters",
+        what=what,
+        bytes=sum(tensors),
+        pieces=tensors,
+        formula=f"{sum(numels)} elements x {dtypes.bits(dtype) / 8:g} B ({dtype}) in {len(tensors)} tensors",
+        lives="the whole run",
+    )
