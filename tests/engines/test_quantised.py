@@ -85,3 +85,10 @@ def test_what_is_not_modelled_is_said() -> None:
         with pytest.raises(Unsupported) as raised:
             _estimate(model=model, precision=precision, lora={"base": "nf4", "targets": "all-linear"})
         assert raised.value.key == "lora.base"
+
+
+def test_packed_weights_are_not_sharded() -> None:
+    engine = {"name": "fsdp2", "zero_stage": 3}
+    with pytest.raises(Unsupported) as raised:
+        _estimate(model="llama-2-7b", engine=engine, cluster="2xA100-SXM-80GB", lora={"base": "nf4"})
+    assert raised.value.key == "lora.base"

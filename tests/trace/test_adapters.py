@@ -84,3 +84,29 @@ def test_ddp_reduces_adapters_alone() -> None:
         {"model": config, "precision": "bf16", "lora": lora, "engine": engine, "cluster": "2xA100-SXM-80GB"}
     )
     assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "recompute", "every", "dtype"),
+    [
+        (3, "bf16", "full", True, None),
+        (3, "bf16-mixed", "none", False, None),
+        (2, "bf16-mixed", "full", True, "bf16"),
+    ],
+)
+def test_fsdp2_shards_base_and_adapters_together(
+    stage: int, precision: str, recompute: str, every: bool, dtype: str | None
+) -> None:
+    """Shards of both in the types that they have, gathered in the compute type; of the adapters alone gradients are reduced."""
+    config, *targets = MODELS["llama"]
+    closed, real = _compared(
+        {
+            "model": config,
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": "fsdp2", "zero_stage": stage},
+            "precision": precision,
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": "all-linear" if every else targets, "dtype": dtype},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)

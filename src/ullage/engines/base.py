@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
 
 from ullage import dtypes
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
+from ullage.job.adapted import adapters_type
 from ullage.job.bind import local_sizes
-from ullage.job.job import Job
+from ullage.job.job import Job, Optimizer
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
@@ -107,6 +108,16 @@ def params_of(job: Job) -> str:
     """The type of the model's own parameters: of a frozen base, the type that it was loaded in; of a quantised one, what its norms,
     embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
     return "bf16" if job.lora is not None and job.lora.base == "bf16" else job.precision.params
+
+
+def optimizer_of(job: Job) -> Optimizer:
+    """The job's optimizer; of adapters its states have their type, as torch makes states like what it steps."""
+    optimizer = job.optimizer
+    return (
+        replace(optimizer, state=adapters_type(job))
+        if job.lora is not None and optimizer.state != "8bit"
+        else optimizer
+    )
 
 
 def sized(

@@ -40,7 +40,7 @@ def _offload(part: str) -> Callable[[Job], object]:
     return value
 
 
-ADAPTERS = {"single": ("transformers",), "ddp": ("transformers",)}
+ADAPTERS = dict.fromkeys(("single", "ddp", "fsdp2"), ("transformers",))
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 
@@ -49,8 +49,15 @@ def _lora(job: Job) -> object:
     return None if job.lora is None or known else "set"
 
 
+def _base(job: Job) -> object:
+    """No engine shards what bitsandbytes has packed."""
+    whole = job.lora is None or job.lora.base == "bf16" or job.engine.name in ("single", "ddp")
+    return None if whole or job.lora is None else job.lora.base
+
+
 _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
+    "lora.base": _base,
     "freeze": lambda job: list(job.freeze) or None,
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),

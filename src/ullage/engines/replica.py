@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import Account, context_of, params_of, registered, sized, workspace
+from ullage.engines.base import Account, context_of, optimizer_of, params_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
 from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
@@ -74,7 +74,7 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     return [
         _tensors(own, params_of(job), "frozen parameters", "parameters"),
         *quantised([param for param in frozen if param.param.elements in QUANTISED]),
-        _tensors(adapters, adapters_type(job.lora), "adapters", "parameters"),
+        _tensors(adapters, adapters_type(job), "adapters", "parameters"),
     ]
 
 
@@ -242,12 +242,8 @@ def plain(job: Job, graph: Graph, rank: Rank) -> Account:
 
 
 def states(job: Job, groups: tuple[Group, ...]) -> tuple[tuple[Item, int], ...]:
-    """The optimizer's states; SGD has momentum where ``engine.options.momentum`` says so (torch's default is 0). Adapters' have their type,
-    as torch makes states like what it steps."""
-    optimizer = job.optimizer
-    if job.lora is not None and optimizer.state != "8bit":
-        optimizer = replace(optimizer, state=adapters_type(job.lora))
-    return optimizers.states(optimizer, groups, momentum=bool(job.engine.options.get("momentum")))
+    """The optimizer's states; SGD has momentum where ``engine.options.momentum`` says so (torch's default is 0)."""
+    return optimizers.states(optimizer_of(job), groups, momentum=bool(job.engine.options.get("momentum")))
 
 
 def steps_in_backward(job: Job) -> bool:

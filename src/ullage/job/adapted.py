@@ -51,9 +51,10 @@ tests/trace holds them against transformers' classes, but for those whose code i
 """
 
 
-def adapters_type(lora: Lora) -> str:
-    """The element type of the adapters."""
-    return lora.dtype or ADAPTERS
+def adapters_type(job: Job) -> str:
+    """The element type in which a job keeps its adapters."""
+    assert job.lora is not None
+    return job.lora.dtype or ADAPTERS
 
 
 def graph_of(job: Job) -> Graph:
@@ -68,18 +69,24 @@ def trained(graph: Graph, job: Job) -> Graph:
     if job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
     # gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
-    return _with_adapters(graph, job.lora, job.recompute.kind != "none")
+    return _with_adapters(graph, job.lora, _seen_as(job), job.recompute.kind != "none")
+
+
+def _seen_as(job: Job) -> str:
+    """The type in which the layer code sees the adapters: FSDP2 gathers them in the compute type (MixedPrecisionPolicy.param_dtype)."""
+    return job.precision.compute if job.engine.name == "fsdp2" else adapters_type(job)
 
 
 @lru_cache(maxsize=64)
-def _with_adapters(graph: Graph, lora: Lora, input_grads: bool) -> Graph:
-    """input_grads: whether the embedding's output asks for a gradient though nothing before it is trained."""
+def _with_adapters(graph: Graph, lora: Lora, dtype: str, input_grads: bool) -> Graph:
+    """dtype: in which the layer code sees the adapters. input_grads: whether the embedding's output asks for a gradient though nothing
+    before it is trained."""
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     found: set[str] = set()
     runs: list[Run] = []
     for run in graph.runs:
-        block = _adapted(graph, run.block, lora, found)
+        block = _adapted(graph, run.block, lora, dtype, found)
         if block.role == "embedding" and not input_grads:
             block = replace(block, output=replace(block.output, grad=False))
         first = block.role == "layer" and not any(one.block.role == "layer" for one in runs)
@@ -157,7 +164,7 @@ def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
     return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
-def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
+def _adapted(graph: Graph, block: Block, lora: Lora, dtype: str, found: set[str]) -> Block:
     """found: the targets that were met, which this adds to."""
     made: list[Op] = []
     for ops in _called(block):
@@ -166,7 +173,7 @@ def _adapted(graph: Graph, block: Block, lora: Lora, found: set[str]) -> Block:
         meant = [target for target in lora.targets if target in known]
         found.update(meant)
         if meant or (known and ALL_LINEAR in lora.targets):
-            frozen[0] = _with_adapter(graph, frozen[0], ops, lora)
+            frozen[0] = _with_adapter(graph, frozen[0], ops, lora, dtype)
         made += frozen
     return replace(block, ops=tuple(made))
 
@@ -183,7 +190,7 @@ def _frozen(op: Op, base: str) -> Op:
     )
 
 
-def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora) -> Op:
+def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, dtype: str) -> Op:
     """An op with A, [rank, in], and B, [out, rank]; of projections that are one linear the first has them for all."""
     inner, outer = op.attrs["in"], op.attrs["out"]
     assert isinstance(inner, tuple)
@@ -191,8 +198,7 @@ def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora) -> Op:
     if len(ops) > 1:
         outer = (sum(prod(graph.size(dim) for dim in one.outputs[0].dims[2:]) for one in ops),)
     name = op.name if len(ops) == 1 else str(op.attrs["group"])
-    dtype = adapters_type(lora)
-    low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=dtype)
-    high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=dtype)
+    low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=lora.dtype or ADAPTERS)
+    high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=low.elements)
     adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": dtype}
     return replace(op, params=(*op.params, low, high), attrs=FrozenMap({**op.attrs.as_dict(), "lora": adapter}))

@@ -24,7 +24,7 @@ _BYTES = {"fp32": 4}
 
 def bucket(job: Job, rank: Rank) -> Item:
     """All buckets as one line; ``pieces`` are the buckets."""
-    dtype = job.precision.params if job.lora is None else adapters_type(job.lora)
+    dtype = job.precision.params if job.lora is None else adapters_type(job)
     width = _BYTES.get(dtype, 2)
     cap = job.engine.options.get("bucket_cap_mb", DEFAULT_CAP_MIB)
     assert isinstance(cap, int | float), cap

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.frozen import FrozenMap, frozen
+from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
@@ -55,6 +56,8 @@ def unwrapped(job: Job) -> Job | None:
 def types_of(job: Job) -> Types:
     precision = job.precision
     compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
+    if job.lora is not None:  # of what is trained
+        return Types(original=adapters_type(job), compute=compute, reduce=precision.reduce)
     original = precision.params
     if precision.master is not None and precision.params != precision.master:
         original = precision.master  # FSDP keeps one copy: the master weights, cast for each gather

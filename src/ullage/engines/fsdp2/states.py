@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer
-from ullage.engines.base import pinned, registered, sized, workspace
+from ullage.engines.base import optimizer_of, pinned, registered, sized, workspace
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
@@ -34,10 +34,12 @@ def states(job: Job, rank: Rank, units: list[Units]) -> list[Counted]:
     if job.offload.params != "none":
         return []
     types = types_of(job)
-    found: list[Counted] = [(_shard(shape, types.original), copies) for shape, copies in shapes_on(rank, units)]
+    found: list[Counted] = [
+        (_shard(shape, shape.original or types.original), copies) for shape, copies in shapes_on(rank, units)
+    ]
     if job.offload.optimizer == "none":
         momentum = bool(job.engine.options.get("momentum"))  # torch's default is 0
-        found += optimizer.states(job.optimizer, stepped(job, rank, units), momentum=momentum)
+        found += optimizer.states(optimizer_of(job), stepped(job, rank, units), momentum=momentum)
     return found
 
 
@@ -105,7 +107,7 @@ def optimizer_step(job: Job, rank: Rank, units: list[Units]) -> Node:
         return EMPTY
     groups = stepped(job, rank, units)
     clipping = [optimizer.clip(optimizer.count(groups))] if job.grad_clip else []
-    return Sequence([*clipping, optimizer.step(job.optimizer, groups)])
+    return Sequence([*clipping, optimizer.step(optimizer_of(job), groups)])
 
 
 def gradients(units: Units, counts: dict[str, int]) -> list[tuple[Unit, int]]:

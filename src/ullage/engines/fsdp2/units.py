@@ -24,7 +24,8 @@ class Shape:
     """One parameter on one rank: ``rows`` x ``columns`` after tensor and expert parallelism, sharded over ``shards`` ranks by row.
 
     gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather). gradient_parts: tensor-parallel ranks
-    whose parts its gradient holds beside its own (DTensor's embedding). trainable: whether it has one.
+    whose parts its gradient holds beside its own (DTensor's embedding). trainable: whether it has one. original: the type of its
+    shard where that is not the unit's (a frozen base beside adapters).
     """
 
     name: str
@@ -34,6 +35,7 @@ class Shape:
     gathered_as: str | None = None
     gradient_parts: int = 1
     trainable: bool = True
+    original: str | None = None
 
     @property
     def padded(self) -> int:
@@ -70,10 +72,6 @@ class Unit:
     kept_shards: int = 0  # reshard_after_forward: n keeps a shard over n ranks, in the compute type
 
     @property
-    def shard_numel(self) -> int:
-        return _padded(self.shapes)
-
-    @property
     def whole_numel(self) -> int:
         return _whole(self.shapes)
 
@@ -86,10 +84,10 @@ class Unit:
     def sharded(self) -> bool:
         return any(shape.shards > 1 for shape in self.shapes)
 
-    def _gather_bytes(self, *, shard: bool) -> int:
+    def _gather_bytes(self, shapes: tuple[Shape, ...], *, shard: bool) -> int:
         return sum(
             dtypes.size_bytes(shape.padded if shard else shape.whole, shape.gathered_as or self.types.compute)
-            for shape in self.shapes
+            for shape in shapes
         )
 
     def _item(self, category: str, what: str, numel: int, dtype: str, why: str, lives: str, stream: int = 0) -> Item:
@@ -105,13 +103,14 @@ class Unit:
     @cached_property
     def cast(self) -> Item | None:
         """The shard in the compute type, made for the all-gather where the types differ."""
-        if self.types.original == self.types.compute:
+        differ = tuple(one for one in self.shapes if (one.original or self.types.original) != self.types.compute)
+        if not differ:
             return None
         return Item(
             category="transient",
             what=f"shard of {self.name} cast for its all-gather",
-            bytes=round_up(self._gather_bytes(shard=True)),
-            formula=f"padded shard of {self.shard_numel} elements ({self.types.compute})",
+            bytes=round_up(self._gather_bytes(differ, shard=True)),
+            formula=f"padded shard of {_padded(differ)} elements ({self.types.compute})",
             lives="one all-gather",
             stream=ALL_GATHER_STREAM,
         )
@@ -124,7 +123,7 @@ class Unit:
         return Item(
             category="gathered",
             what=f"all-gather output of {self.name}",
-            bytes=round_up(self._gather_bytes(shard=False)),
+            bytes=round_up(self._gather_bytes(self.shapes, shard=False)),
             formula=f"padded parameters of the group, {self.whole_numel} elements ({self.types.compute})",
             lives="forward: until the next group's copy-out; backward: from its prefetch until its own copy-out",
             stream=ALL_GATHER_STREAM,
