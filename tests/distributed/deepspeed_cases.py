@@ -10,6 +10,8 @@ RANKS = (2, 4)
 BUCKET = 200_000  # elements; the model has five times as many, its largest parameter 128,000
 _HOST = {"pin_memory": False}
 _STAGE_3 = {"stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 100_000}
+_LORA = FrozenMap({"rank": 8, "targets": ("q_proj", "v_proj")})
+_ALL = FrozenMap({"rank": 8, "targets": "all-linear"})
 
 
 def _case(stage: int, options: dict[str, object] | None = None, **keys: object) -> Case:
@@ -51,4 +53,10 @@ CASES: tuple[Case, ...] = (
     _case(3, precision="fp32"),
     _case(3, {"stage3_max_reuse_distance": 0}, recompute="full", seq_len=64),
     _case(3, _HOST, offload="cpu"),
+    _case(2, lora=_LORA),
+    _case(3, lora=_LORA, recompute="full", seq_len=64),
+    _case(2, lora=_ALL, recompute="full", seq_len=64),
+    _case(
+        3, {"stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0}, lora=_ALL, recompute="full", seq_len=64
+    ),
 )

@@ -26,12 +26,12 @@ from ullage.engines.deepspeed.partition import held
 from ullage.engines.estimate import estimate
 from ullage.engines.registry import account, ranks_of
 from ullage.frozen import FrozenMap
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.memory.chunk import Replayer
 from ullage.memory.program import Node, Repeat, Sequence
 from ullage.memory.rank import Rank
-from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 
 if TYPE_CHECKING:  # torch is for the children alone
@@ -115,7 +115,7 @@ def job_of(case: Case, ranks: int) -> Job:
 
 def estimated(job: Job) -> Held:
     """The rank that needs most, without cuBLAS' workspace; with the host's share under offload."""
-    graph = build(job.model)
+    graph = graph_of(job)
     (rank,) = ranks_of(job, graph)
     found = account(job, graph, rank)
     answer = estimate(job, graph)
@@ -344,7 +344,9 @@ def _made(job: Job, recorder: Recorder) -> tuple[Any, Callable[[], None]]:
     model = models.build(job)
     batch = models.batch_of(job, model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=_optimizer(job, model.parameters()), config=configuration(job)
+        model=model,
+        optimizer=_optimizer(job, [param for param in model.parameters() if param.requires_grad]),
+        config=configuration(job),
     )
 
     def step() -> None:

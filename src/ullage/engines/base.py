@@ -105,9 +105,10 @@ def context_of(job: Job, graph: Graph) -> Context:
 
 
 def params_of(job: Job) -> str:
-    """The type of the model's own parameters: of a frozen base, the type that it was loaded in; of a quantised one, what its norms,
-    embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
-    return "bf16" if job.lora is not None and job.lora.base == "bf16" else job.precision.params
+    """The type of the model's own parameters: of a frozen base, the type that it was loaded in, unless DeepSpeed casts it; of a quantised
+    one, what its norms, embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
+    as_loaded = job.lora is not None and job.lora.base == "bf16" and job.engine.name != "deepspeed"
+    return "bf16" if as_loaded else job.precision.params
 
 
 def optimizer_of(job: Job) -> Optimizer:

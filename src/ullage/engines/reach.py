@@ -40,12 +40,12 @@ def _offload(part: str) -> Callable[[Job], object]:
     return value
 
 
-ADAPTERS = dict.fromkeys(("single", "ddp", "fsdp2"), ("transformers",))
+ADAPTERS = dict.fromkeys(("single", "ddp", "fsdp2", "deepspeed"), ("transformers",))
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 
 def _lora(job: Job) -> object:
-    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == 1
+    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == job.layout.pp == 1
     return None if job.lora is None or known else "set"
 
 
@@ -55,9 +55,16 @@ def _base(job: Job) -> object:
     return None if whole or job.lora is None else job.lora.base
 
 
+def _adapters_type(job: Job) -> object:
+    """DeepSpeed casts adapters with the module."""
+    said = None if job.lora is None or job.engine.name != "deepspeed" else job.lora.dtype
+    return None if said == job.precision.params else said
+
+
 _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
+    "lora.dtype": _adapters_type,
     "freeze": lambda job: list(job.freeze) or None,
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),

@@ -52,9 +52,9 @@ tests/trace holds them against transformers' classes, but for those whose code i
 
 
 def adapters_type(job: Job) -> str:
-    """The element type in which a job keeps its adapters."""
+    """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py)."""
     assert job.lora is not None
-    return job.lora.dtype or ADAPTERS
+    return job.precision.params if job.engine.name == "deepspeed" else job.lora.dtype or ADAPTERS
 
 
 def graph_of(job: Job) -> Graph:
@@ -69,7 +69,7 @@ def trained(graph: Graph, job: Job) -> Graph:
     if job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
     # gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
-    return _with_adapters(graph, job.lora, _seen_as(job), job.recompute.kind != "none")
+    return _with_adapters(graph, job.lora, adapters_type(job), _seen_as(job), job.recompute.kind != "none")
 
 
 def _seen_as(job: Job) -> str:
@@ -78,15 +78,15 @@ def _seen_as(job: Job) -> str:
 
 
 @lru_cache(maxsize=64)
-def _with_adapters(graph: Graph, lora: Lora, dtype: str, input_grads: bool) -> Graph:
-    """dtype: in which the layer code sees the adapters. input_grads: whether the embedding's output asks for a gradient though nothing
-    before it is trained."""
+def _with_adapters(graph: Graph, lora: Lora, kept_as: str, seen_as: str, input_grads: bool) -> Graph:
+    """kept_as, seen_as: the types of the adapters, and in the layer code. input_grads: whether the embedding's output asks for a
+    gradient though nothing before it is trained."""
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     found: set[str] = set()
     runs: list[Run] = []
     for run in graph.runs:
-        block = _adapted(graph, run.block, lora, dtype, found)
+        block = _adapted(graph, run.block, lora, (kept_as, seen_as), found)
         if block.role == "embedding" and not input_grads:
             block = replace(block, output=replace(block.output, grad=False))
         first = block.role == "layer" and not any(one.block.role == "layer" for one in runs)
@@ -164,7 +164,7 @@ def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
     return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
-def _adapted(graph: Graph, block: Block, lora: Lora, dtype: str, found: set[str]) -> Block:
+def _adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str], found: set[str]) -> Block:
     """found: the targets that were met, which this adds to."""
     made: list[Op] = []
     for ops in _called(block):
@@ -173,7 +173,7 @@ def _adapted(graph: Graph, block: Block, lora: Lora, dtype: str, found: set[str]
         meant = [target for target in lora.targets if target in known]
         found.update(meant)
         if meant or (known and ALL_LINEAR in lora.targets):
-            frozen[0] = _with_adapter(graph, frozen[0], ops, lora, dtype)
+            frozen[0] = _with_adapter(graph, frozen[0], ops, lora, types)
         made += frozen
     return replace(block, ops=tuple(made))
 
@@ -190,7 +190,7 @@ def _frozen(op: Op, base: str) -> Op:
     )
 
 
-def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, dtype: str) -> Op:
+def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str]) -> Op:
     """An op with A, [rank, in], and B, [out, rank]; of projections that are one linear the first has them for all."""
     inner, outer = op.attrs["in"], op.attrs["out"]
     assert isinstance(inner, tuple)
@@ -198,7 +198,8 @@ def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, dtype: 
     if len(ops) > 1:
         outer = (sum(prod(graph.size(dim) for dim in one.outputs[0].dims[2:]) for one in ops),)
     name = op.name if len(ops) == 1 else str(op.attrs["group"])
-    low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=lora.dtype or ADAPTERS)
-    high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=low.elements)
-    adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": dtype}
+    kept_as, seen_as = types
+    low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=kept_as)
+    high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=kept_as)
+    adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": seen_as}
     return replace(op, params=(*op.params, low, high), attrs=FrozenMap({**op.attrs.as_dict(), "lora": adapter}))

@@ -9,8 +9,9 @@ from functools import lru_cache
 from ullage.engines.base import sized
 from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held
+from ullage.engines.deepspeed.partition import Held, is_trainable
 from ullage.job.job import Job
+from ullage.kernels.transformers_adapters import is_adapted
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import PLAIN, Element, Replayer, Wrap
@@ -27,9 +28,9 @@ def is_persistent(numel: int, knobs: Knobs) -> bool:
 
 
 def persistent_numel(held: Held, knobs: Knobs) -> int:
-    """Elements that stay whole: small parameters, in model order, as long as model_persistence_threshold lasts."""
+    """Elements that stay whole: small parameters, frozen ones too, as long as model_persistence_threshold lasts."""
     total = 0
-    for numel in held.numels:
+    for numel in (*held.numels, *held.frozen_numels):
         if is_persistent(numel, knobs) and total + numel <= knobs.model_persistence_threshold:
             total += numel
     return total
@@ -42,7 +43,7 @@ class Gathers:
     def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> None:
         self.dtype = job.precision.params
         self.elements = tuple(elements)
-        self.tree = _tree(job.stack, rank, self.elements)
+        self.tree = _tree(job.stack, job.lora is not None, job.freeze, rank, self.elements)
         limits = Limits(
             prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
         )
@@ -104,18 +105,24 @@ class _Tree:
     """The modules whose hooks run in a forward and a backward, in that order, with the parameters that are their own.
 
     A transformers model calls a model inside, and that a rotary embedding after the word embedding's; a layer calls an attention and
-    an MLP, and that an activation. None of these has parameters of its own.
+    an MLP, and that an activation. None of these has parameters of its own, and neither have those of PEFT: its model, its tuner,
+    the layer around a linear and its dropout (peft tuners/lora/layer.py).
     """
 
-    def __init__(self, stack: str, rank: Rank, elements: tuple[Element, ...]) -> None:
+    def __init__(
+        self, stack: str, adapted: bool, freeze: tuple[str, ...], rank: Rank, elements: tuple[Element, ...]
+    ) -> None:
         self.numels: list[int] = []
         self.hooks: list[Hooks] = []
         self.backwards: list[range] = []  # segments of each element's backward, last element first
         self.forwards = len(elements)
         self.deep = stack in _TREES_OF_MODULES
+        self.outer = 4 if adapted else 2 if self.deep else 1
+        self.freeze = freeze
+        self.trained: list[int | None] = []  # of each parameter, its place among the trained ones
         local = {param.name: param for param in rank.params}
         modules = [list(self._modules(element, local)) for element in elements]
-        self.ends = frozenset(params[0] for mine in modules for params in mine if params)
+        self.ends = frozenset(place for mine in modules for params in mine for place in self._gradients(params)[:1])
         for segment, element in enumerate(elements):
             self._forward(segment, element, modules[segment])
         for element, mine in zip(reversed(elements), reversed(modules), strict=True):
@@ -126,16 +133,25 @@ class _Tree:
             for op, opens in _calls(element.block, self.deep):
                 yield from [()] * opens
                 mine = [local.get(f"{element.block.name}.{param.name}") for param in op.params if not param.buffer]
-                places = []
-                for param in mine:
-                    if param is not None:
-                        places.append(len(self.numels))
-                        self.numels.append(param.numel)
-                yield tuple(places)
+                places = tuple(self._place(param) for param in mine if param is not None)
+                if is_adapted(op):
+                    yield from ((), places[:-2], (), places[-2:-1], places[-1:])
+                else:
+                    yield places
+
+    def _place(self, param: LocalParam) -> int:
+        self.numels.append(param.numel)
+        before = sum(place is not None for place in self.trained)
+        self.trained.append(before if is_trainable(self.freeze, param) else None)
+        return len(self.numels) - 1
+
+    def _gradients(self, params: tuple[int, ...]) -> list[int]:
+        """Places of a module's gradients among all of them."""
+        return [place for param in params if (place := self.trained[param]) is not None]
 
     def _forward(self, segment: int, element: Element, modules: list[tuple[int, ...]]) -> None:
         first = element.block.role == "embedding"
-        outer = (2 if self.deep else 1) * first
+        outer = self.outer * first
         hooks = [*[()] * outer, *modules, *([()] if first and self.deep else [])]
         self.hooks += [Hooks(params=params, segment=segment) for params in hooks]
 
@@ -143,20 +159,21 @@ class _Tree:
         start = segment = self.backwards[-1].stop if self.backwards else self.forwards
         if element.mode != PLAIN:
             self._forward(segment, element, modules)  # runs again
-        outer = (2 if self.deep else 1) * (element.block.role == "head")
+        outer = self.outer * (element.block.role == "head")
         # The word embedding's inputs are integers: its backward is never seen to end.
         releases = element.block.role != "embedding"
-        left = sum(1 for params in modules if params)
+        left = sum(1 for params in modules if self._gradients(params))
         for params in [*[()] * outer, *reversed(modules)]:
             self.hooks.append(Hooks(params=params, segment=segment, forward=False, releases=releases))
-            left -= bool(params)
-            segment += bool(params and left)
+            ends = bool(self._gradients(params))
+            left -= ends
+            segment += ends and left > 0
         self.backwards.append(range(start, segment + 1))
 
 
 @lru_cache(maxsize=64)
-def _tree(stack: str, rank: Rank, elements: tuple[Element, ...]) -> _Tree:
-    return _Tree(stack, rank, elements)
+def _tree(stack: str, adapted: bool, freeze: tuple[str, ...], rank: Rank, elements: tuple[Element, ...]) -> _Tree:
+    return _Tree(stack, adapted, freeze, rank, elements)
 
 
 @lru_cache(maxsize=64)

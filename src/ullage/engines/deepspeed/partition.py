@@ -98,23 +98,27 @@ def _owners(flat: Flat) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def is_trainable(job: Job, param: LocalParam) -> bool:
-    named = any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in job.freeze)
+def is_trainable(freeze: tuple[str, ...], param: LocalParam) -> bool:
+    named = any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in freeze)
     return param.param.trainable and not named
 
 
 @frozen
 class Held:
-    """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), frozen elements in all."""
+    """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), and the elements of each frozen one."""
 
     dense: Flat
     expert: Flat
-    frozen: int
+    frozen_numels: tuple[int, ...]
 
     @property
     def flats(self) -> tuple[tuple[str, Flat], ...]:
         both = (("dense", self.dense), ("experts", self.expert))
         return tuple((name, flat) for name, flat in both if flat.numels)
+
+    @property
+    def frozen(self) -> int:
+        return sum(self.frozen_numels)
 
     @property
     def trainable(self) -> int:
@@ -141,19 +145,19 @@ def held(job: Job, rank: Rank) -> Held:
     by_name = {param.name: param for param in rank.params}
     dense: list[int] = []
     expert: list[int] = []
-    frozen = 0
+    frozen: list[int] = []
     for chunk in rank.chunks:
         for run in chunk.runs:
             mine = [by_name.get(f"{run.block.name}.{param.name}") for param in run.block.params]
             here = [param for param in mine if param is not None]
-            dense += [one.numel for one in here if not one.expert and is_trainable(job, one)] * run.repeat
-            expert += [one.numel for one in here if one.expert and is_trainable(job, one)] * run.repeat
-            frozen += sum(one.numel for one in here if not is_trainable(job, one)) * run.repeat
+            dense += [one.numel for one in here if not one.expert and is_trainable(job.freeze, one)] * run.repeat
+            expert += [one.numel for one in here if one.expert and is_trainable(job.freeze, one)] * run.repeat
+            frozen += [one.numel for one in here if not is_trainable(job.freeze, one)] * run.repeat
     by_turns = job.engine.zero_stage < 3 and job.engine.options.get("round_robin_gradients") is True
     return Held(
         dense=Flat(numels=tuple(dense), shards=data_parallel(job), round_robin=by_turns),
         expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp, round_robin=by_turns),
-        frozen=frozen,
+        frozen_numels=tuple(frozen),
     )
 
 
@@ -168,6 +172,6 @@ def element_params(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tu
     found = []
     for element in elements:
         here = [(param.name, by_name.get(f"{element.block.name}.{param.name}")) for param in element.block.params]
-        mine = tuple((name, one.numel) for name, one in here if one is not None and is_trainable(job, one))
+        mine = tuple((name, one.numel) for name, one in here if one is not None and is_trainable(job.freeze, one))
         found.append(mine * element.size)
     return found

@@ -36,9 +36,9 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
     if job.offload.params == "none":
         found.append((sized("parameters", "parameter shards", share, job.precision.params, why="one buffer"), 1))
         if held.frozen:
-            found.append(
-                (sized("parameters", "frozen parameter shards", held.frozen, job.precision.params, shards=shards), 1)
-            )
+            pieces = tuple(-(-numel // shards) for numel in held.frozen_numels)
+            frozen = sized("parameters", "frozen parameter shards", sum(pieces), job.precision.params, pieces=pieces)
+            found.append((frozen, 1))
     found += [(item, 1) for item in _between_steps(job, held, knobs)]
     if knobs.contiguous_gradients:
         bucket = sized("communication", "reduction bucket", knobs.reduce_bucket, knobs.reduce, why="reduce_bucket_size")

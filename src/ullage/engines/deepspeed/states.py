@@ -38,7 +38,8 @@ def flat_weights(job: Job, held: Held) -> Static:
     dtype = job.precision.params
     found = [(sized("parameters", f"flat parameters ({name})", flat.padded, dtype), 1) for name, flat in held.flats]
     if held.frozen:
-        found.append((sized("parameters", "frozen parameters", held.frozen, dtype), 1))
+        whole = sized("parameters", "frozen parameters", held.frozen, dtype, pieces=held.frozen_numels)
+        found.append((whole, 1))
     return found
 
 
