@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ullage.engines.base import Account
+from ullage.engines.estimate import estimate
 from ullage.engines.registry import account
 from ullage.job.read import read_job
 from ullage.memory.program import events, locate_peak, net
@@ -118,3 +119,31 @@ def test_autocast_copies_of_weights_stay_to_the_end_of_a_checkpointed_forward() 
     assert in_forward in (0, 2 * 4096 * 14336)
     forward = found.step.children[0]  # type: ignore[attr-defined]
     assert not any(item.what.startswith("autocast copy") for item in net(forward))
+
+
+@pytest.mark.parametrize(
+    ("rank", "targets", "published_gb"),
+    [
+        (8, ["q_proj", "v_proj"], 15.57),
+        (64, ["q_proj", "v_proj"], 15.86),
+        (8, "all-linear", 15.87),
+        (64, "all-linear", 17.04),
+    ],
+)
+def test_torchtune_s_adapters(rank: int, targets: object, published_gb: float) -> None:
+    """docs/source/tutorials/lora_finetune.rst (2024-04-15), Llama-2-7B, peak reserved; batches of two, the longest sample of Alpaca."""
+    found = estimate(
+        read_job(
+            {
+                **LADDER,
+                "model": "llama-2-7b",
+                "data": {"seq_len": 1304, "micro_batch": 2},
+                "engine": {"name": "single"},
+                "stack_version": "2024-04-15",
+                "optimizer": {"name": "adamw", "impl": "foreach", "state": "bf16"},
+                "recompute": "full",
+                "lora": {"rank": rank, "targets": targets},
+            }
+        )
+    )
+    assert found.peak.reserved_bytes / 1e9 == pytest.approx(published_gb, rel=0.04)

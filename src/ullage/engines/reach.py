@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.errors import Unsupported
+from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 
 OFFLOADS: dict[str, tuple[str, ...]] = {
@@ -40,7 +41,12 @@ def _offload(part: str) -> Callable[[Job], object]:
     return value
 
 
-ADAPTERS = dict.fromkeys(("single", "ddp", "fsdp2", "deepspeed"), ("transformers",))
+ADAPTERS = {
+    "single": ("transformers", "torchtune"),
+    "ddp": ("transformers",),
+    "fsdp2": ("transformers", "torchtune"),
+    "deepspeed": ("transformers",),
+}
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 
@@ -50,15 +56,16 @@ def _lora(job: Job) -> object:
 
 
 def _base(job: Job) -> object:
-    """No engine shards what bitsandbytes has packed."""
-    whole = job.lora is None or job.lora.base == "bf16" or job.engine.name in ("single", "ddp")
+    """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
+    packs = job.engine.name in ("single", "ddp") and job.stack == "transformers"
+    whole = job.lora is None or job.lora.base == "bf16" or packs
     return None if whole or job.lora is None else job.lora.base
 
 
 def _adapters_type(job: Job) -> object:
-    """DeepSpeed casts adapters with the module."""
-    said = None if job.lora is None or job.engine.name != "deepspeed" else job.lora.dtype
-    return None if said == job.precision.params else said
+    """Where adapters have the module's type."""
+    said = None if job.lora is None else job.lora.dtype
+    return None if said is None or said == adapters_type(job) else said
 
 
 _KEYS: dict[str, Callable[[Job], object]] = {

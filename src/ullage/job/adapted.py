@@ -18,6 +18,9 @@ ADAPTERS = "fp32"
 
 ALL_LINEAR = "all-linear"
 
+STACKS = ("transformers", "torchtune")
+"""Stacks in which adapters are known."""
+
 QUANTISED = ("nf4", "nf4-double")
 """Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
 replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""
@@ -52,9 +55,11 @@ tests/trace holds them against transformers' classes, but for those whose code i
 
 
 def adapters_type(job: Job) -> str:
-    """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py)."""
+    """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py), and torchtune makes it
+    in one type (modules/peft/lora.py)."""
     assert job.lora is not None
-    return job.precision.params if job.engine.name == "deepspeed" else job.lora.dtype or ADAPTERS
+    of_the_module = job.engine.name == "deepspeed" or job.stack == "torchtune"
+    return job.precision.params if of_the_module else job.lora.dtype or ADAPTERS
 
 
 def graph_of(job: Job) -> Graph:
@@ -63,13 +68,15 @@ def graph_of(job: Job) -> Graph:
 
 
 def trained(graph: Graph, job: Job) -> Graph:
-    """A graph with the job's adapters, as PEFT puts them into transformers' classes; in other stacks no account reads them."""
-    if job.lora is None or job.stack != "transformers":
+    """A graph with the job's adapters, as PEFT puts them into transformers' classes and torchtune into its own; in other stacks no account
+    reads them."""
+    if job.lora is None or job.stack not in STACKS:
         return graph
     if job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
-    # gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
-    return _with_adapters(graph, job.lora, adapters_type(job), _seen_as(job), job.recompute.kind != "none")
+    # transformers' gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
+    input_grads = job.recompute.kind != "none" and job.stack == "transformers"
+    return _with_adapters(graph, job.lora, adapters_type(job), _seen_as(job), input_grads)
 
 
 def _seen_as(job: Job) -> str:
