@@ -12,6 +12,7 @@ from dataclasses import replace
 from ullage.errors import Unsupported
 from ullage.kernels import (
     transformers_attention,
+    transformers_cut_loss,
     transformers_frames,
     transformers_latent,
     transformers_linear,
@@ -33,6 +34,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
     tape = Tape(context, block)
     gated = {op.inputs[1]: op for op in block.ops if op.kind == "activation" and op.attrs["glu"]}
     waiting: list[Op] = []
+    heads = {op.outputs[0].name: op for op in block.ops if transformers_cut_loss.is_cut(tape, op)}
     for op in _called(block):
         joins = _joins(op)
         if waiting and joins != _joins(waiting[0]):
@@ -40,6 +42,11 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
             waiting = []
         if joins:
             waiting.append(op)
+            continue
+        if op in heads.values():
+            continue
+        if op.kind == "loss" and op.inputs[0] in heads:
+            transformers_cut_loss.loss(tape, heads[op.inputs[0]], op)
             continue
         kernel = KERNELS.get(op.kind)
         if kernel is None:
