@@ -7,7 +7,7 @@ from torch import nn
 
 from ullage.memory.ledger import by_category
 from ullage.trace.hooks import watching
-from ullage.trace.recorder import Recorder
+from ullage.trace.recorder import COLLECT_EVERY, Recorder
 from ullage.trace.run import record, trace
 
 WEIGHT = 256 * 256 * 4
@@ -77,6 +77,18 @@ def test_sizes_are_rounded_and_views_are_no_allocations() -> None:
         tensor.add_(1)
     assert [one.bytes for one in recorder.trace("views").allocations] == [512]
     assert view.numel() == 2
+
+
+def test_each_birth_and_each_death_has_a_time_of_its_own() -> None:
+    recorder = Recorder()
+    with recorder:
+        for _ in range(COLLECT_EVERY):
+            cycle: list[object] = [torch.empty(1000)]
+            cycle.append(cycle)  # goes in a collection, which a later birth begins
+    found = recorder.trace("")
+    times = [time for one in found.allocations for time in (one.birth, one.death) if time is not None]
+    assert any(one.death is not None for one in found.allocations)
+    assert len(set(times)) == len(times)
 
 
 def test_a_gap_in_torch_is_said() -> None:

@@ -27,6 +27,11 @@ from ullage.trace.places import Places, next_number
 COLLECTIVES = ("c10d", "fsdp")
 """Namespaces of ops that work in place on communication buffers (functional collectives make ordinary tensors)."""
 
+_SENDS = frozenset(
+    {"c10d::send", "_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor"}
+)
+"""Ops that read what they are given first, and write elsewhere."""
+
 COLLECT_EVERY = 256
 """Births and deaths (and looks that DTensor takes at shapes) between two collections of young garbage: fake tensors leave closures in
 cycles, some 10 MB in a step of Llama 3 8B."""
@@ -79,7 +84,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.ops is not None:
             self._note(self.ops, func, args, kwargs)
         over = in_place.written_over(self, func, args)
-        out = func(*args, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
+        given = _handed(func, args)
+        out = func(*given, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
             self._communicates(func, args, kwargs, out)
         if isinstance(out, torch.Tensor) and not _is_wrapper(type(out)):
@@ -137,9 +143,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage
 
     def _born(self, storage: Storage, n_bytes: int, tensor: torch.Tensor | None, func: Any) -> None:
+        if not (self.clock + 1) % COLLECT_EVERY:
+            gc.collect(0)  # each death has a time of its own
         self.clock += 1
-        if not self.clock % COLLECT_EVERY:
-            gc.collect(0)
         life = Life(storage, len(self.lives), round_up(n_bytes), self.clock)
         life.module = self.places.current()
         life.op = _name(func) if func is not None else ""
@@ -329,6 +335,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _frozen(self) -> frozenset[str]:
         params = self.model.named_parameters() if self.model is not None else ()
         return frozenset(name for name, param in params if not param.requires_grad)
+
+
+def _handed(func: Any, args: Any) -> Any:
+    """What gloo is to send as a copy, which is not counted: gloo holds it until its threads and its Work have gone; NCCL does not."""
+    if func._schema.name not in _SENDS:
+        return args
+    first = args[0]
+    copied = first.clone() if isinstance(first, torch.Tensor) else [one.clone() for one in first]
+    return (copied, *args[1:])
 
 
 def _has(device: str) -> bool:
