@@ -16,7 +16,11 @@ import torch
 from torch import distributed
 
 from ullage.engines.estimate import Estimate, estimate
+from ullage.engines.registry import account, ranks_of
+from ullage.job.adapted import graph_of
 from ullage.job.job import Job
+from ullage.memory.ledger import by_category, ledger
+from ullage.memory.program import locate_peak
 from ullage.trace.events import Allocation, Trace
 from ullage.trace.run import real
 from ullage.train.answers import Measured, RankMemory
@@ -121,9 +125,7 @@ def _held_against(expected: Estimate, run: Run, ranks: list[RankMemory], seconds
     import transformers
 
     on_cpu = run.device.type == "cpu"
-    lines: Counter[str] = Counter()
-    for line in expected.ledger:
-        lines[line.category] += line.bytes
+    lines, moment = _predicted(expected)
     workspace = lines.pop("workspace", 0) if on_cpu else 0
     data = run.job.data
     return Measured(
@@ -131,13 +133,21 @@ def _held_against(expected: Estimate, run: Run, ranks: list[RankMemory], seconds
         versions=(f"torch {torch.__version__}", f"transformers {transformers.__version__}"),
         ranks=tuple(ranks),
         predicted_bytes=sum(lines.values()),
-        predicted_moment=expected.peak.moment,
+        predicted_moment=moment,
         predicted=tuple(lines.most_common()),
         workspace_bytes=workspace,
         step_s=seconds,
         tokens_per_s_per_rank=data.micro_batch * data.grad_accum * data.seq_len / seconds,
         bound=BOUND,
     )
+
+
+def _predicted(expected: Estimate) -> tuple[Counter[str], str]:
+    """Bytes by category and the moment of the rank that allocates most; the estimate's own is the one that needs most of its device."""
+    job, graph = expected.job, graph_of(expected.job)
+    peaks = [locate_peak(account(job, graph, rank).program) for rank in ranks_of(job, graph)]
+    index, worst = max(enumerate(peaks), key=lambda one: one[1].bytes)
+    return Counter(by_category(ledger(worst))), expected.ranks[index].moment
 
 
 def _rank() -> int:
