@@ -15,6 +15,8 @@ from ullage.train.settings import Settings
 TIMEOUT_S = 300.0
 MODEL = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 1000}
 DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}
+FOUR_BATCHES = {**DATA, "grad_accum": 4}
+TP, PP = {"tp": 2}, {"pp": 2}
 
 
 def job(engine: str, ranks: int = 2, **keys: Any) -> Job:
@@ -40,8 +42,23 @@ CASES = {
     "ZeRO-1, fp16": job("zero1", precision="fp16-mixed"),
     "ZeRO-3, fp16": job("fsdp2", precision="fp16-mixed"),
     "all in bf16": job("fsdp2", precision="bf16"),
+    "TP": job("fsdp2", layout=TP),
+    "TP, full recomputation": job("fsdp2", layout=TP, recompute="full"),
+    "TP, bf16": job("fsdp2", layout=TP, precision="bf16-mixed"),
+    "GPipe": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES),
+    "1F1B": job("fsdp2", layout=PP, data=FOUR_BATCHES),
+    "1F1B, full recomputation": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute="full"),
+    "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),
+    "interleaved 1F1B": job("fsdp2", layout={**PP, "vpp": 2, "schedule": "interleaved-1f1b"}, data=FOUR_BATCHES),
 }
-FOUR = {"HSDP": job("fsdp2", 4, shard_group=2), "ZeRO-3 on four": job("fsdp2", 4)}
+FOUR = {
+    "HSDP": job("fsdp2", 4, shard_group=2),
+    "ZeRO-3 on four": job("fsdp2", 4),
+    "ZeRO-3 x TP": job("fsdp2", 4, layout=TP),
+    "ZeRO-3 x PP": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES),
+    "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
+    "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),
+}
 
 
 @pytest.fixture(scope="module")

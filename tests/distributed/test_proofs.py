@@ -13,10 +13,20 @@ from ullage.train.settings import Settings
 
 STEPS = 20
 TIMEOUT_S = 300.0
+TP = {"tp": 2}
+PP = {"pp": 2, "pp_split": [2, 1]}
+CHUNKS = {"layout": {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}, "model": {"num_hidden_layers": 4}}
+ZBV = {**CHUNKS, "layout": {**CHUNKS["layout"], "schedule": "zbv"}}
 FOUR = {
     "HSDP": job_of("fsdp2", 4, shard_group=2),
     "ZeRO-3": job_of("fsdp2", 4, data={"grad_accum": 1}),
+    "ZeRO-3 x TP": job_of("fsdp2", 4, layout=TP, model={"model_type": "qwen3", "tie_word_embeddings": True}),
+    "ZeRO-2 x TP, bf16": job_of("fsdp2", 4, layout=TP, zero_stage=2, precision="bf16-mixed", recompute="full"),
+    "ZeRO-3 x PP": job_of("fsdp2", 4, layout=PP),
+    "ZeRO-3 x interleaved 1F1B, bf16": job_of("fsdp2", 4, precision="bf16-mixed", **CHUNKS),
+    "TP x PP": job_of("fsdp2", 4, layout={**TP, **PP}, recompute="full"),
 }
+EIGHT = {"ZeRO-3 x TP x PP": job_of("fsdp2", 8, layout={**TP, **PP})}
 TWO = {
     "DDP": job_of("ddp", 2),
     "DDP, views": job_of("ddp", 2, options={"gradient_as_bucket_view": True, "bucket_cap_mb": 1}),
@@ -38,7 +48,14 @@ TWO = {
     "ZeRO-3, bf16": job_of("fsdp2", 2, precision="bf16-mixed"),
     "ZeRO-1, fp16": job_of("zero1", 2, precision="fp16-mixed"),
     "ZeRO-3, fp16": job_of("fsdp2", 2, precision="fp16-mixed"),
+    "TP": job_of("fsdp2", 2, layout=TP, recompute="full"),
+    "TP, bf16": job_of("fsdp2", 2, layout=TP, precision="bf16-mixed"),
+    "GPipe": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, recompute="full"),
+    "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}),
+    "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
+    "zero bubble in a V": job_of("fsdp2", 2, **ZBV),
 }
+WORLDS = {2: TWO, 4: FOUR, 8: EIGHT}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +64,11 @@ def proofs() -> dict[int, dict[str, Proof]]:
     settings = Settings(steps=STEPS, lr=1e-3)
     return {
         ranks: run(context(*IMPORTS), all_proved, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
-        for ranks, jobs in ((2, TWO), (4, FOUR))
+        for ranks, jobs in WORLDS.items()
     }
 
 
-@pytest.mark.parametrize(("ranks", "name"), [*((2, name) for name in TWO), *((4, name) for name in FOUR)])
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, jobs in WORLDS.items() for name in jobs])
 def test_ranks_are_one_device(ranks: int, name: str, proofs: dict[int, dict[str, Proof]]) -> None:
     found = proofs[ranks][name]
     assert isinstance(found, Proof), found

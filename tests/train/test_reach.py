@@ -8,11 +8,17 @@ from tests.distributed.training import job_of
 from ullage.errors import UllageError, Unsupported
 from ullage.train.reach import refuse_what_is_not_run
 
+PP: dict[str, Any] = {"pp": 2, "pp_split": [2, 1]}
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("engine.name", {"engine": "deepspeed"}),
     ("engine.name", {"engine": "fsdp1"}),
-    ("layout.tp", {"layout": {"tp": 2}}),
-    ("layout.pp", {"layout": {"pp": 2}, "model": {"num_hidden_layers": 4}}),
+    ("layout.sp", {"layout": {"tp": 2, "sp": True}}),
+    ("layout.schedule", {"layout": {**PP, "schedule": "zb-h1"}}),
+    ("data.grad_accum", {"layout": PP, "data": {"grad_accum": 1}}),
+    ("engine.options.sync_each_batch", {"layout": PP, "options": {"sync_each_batch": True}}),
+    ("recompute", {"layout": PP, "recompute": {"layers": 1}}),
+    ("precision", {"layout": PP, "precision": "fp16-mixed"}),
+    ("precision", {"layout": {"tp": 2}, "precision": "fp16-mixed"}),
     ("layout.cp", {"layout": {"cp": 2}}),
     ("layout.dp", {"ranks": 1}),
     ("stack", {"stack": "liger"}),

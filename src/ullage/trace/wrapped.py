@@ -22,16 +22,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _IMPLS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
 _OPTIMIZERS: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 OPTIMIZERS = tuple(_OPTIMIZERS)
+_PARTIAL_GRADIENTS = "replicated_with_grad_allreduce"
 _OF_DDP = ("gradient_as_bucket_view", "bucket_cap_mb")
 
 
 def mesh_of(job: Job, device: str = "cpu") -> Any:
-    """The device mesh of a job under FSDP2: dimensions replicate, shard and tp, where they are more than one rank; None for DDP and
-    its like. replicate: groups that hold the same shards (HSDP).
+    """The device mesh of a job under FSDP2: dimensions pp, replicate, shard and tp, where they are more than one rank; None for DDP
+    and its like. replicate: groups that hold the same shards (HSDP). Of a pipeline, whose stages are all wrapped, shard may be one rank.
     """
     shard = job.engine.shard_group or job.layout.dp
-    degrees = {"replicate": job.layout.dp // shard, "shard": shard, "tp": job.layout.tp}
-    sizes = {name: size for name, size in degrees.items() if size > 1}
+    degrees = {"pp": job.layout.pp, "replicate": job.layout.dp // shard, "shard": shard, "tp": job.layout.tp}
+    sizes = {name: size for name, size in degrees.items() if size > 1 or (name == "shard" and job.layout.pp > 1)}
     if job.engine.name != "fsdp2" or not sizes:
         return None
     from torch.distributed.device_mesh import init_device_mesh
@@ -40,7 +41,8 @@ def mesh_of(job: Job, device: str = "cpu") -> Any:
 
 
 def cut(model: Any, mesh: Any) -> None:
-    """Cuts a model that is on the meta device by its own plan of tensor parallelism, and gives it memory."""
+    """Cuts a model by its own plan of tensor parallelism: each rank keeps its part of what it has whole. One that is on the meta
+    device is given memory."""
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -52,27 +54,53 @@ def cut(model: Any, mesh: Any) -> None:
         place, _, param = name.rpartition(".")
         module = model.get_submodule(place)
         module._parameters[param] = nn.Parameter(torch.empty_like(module._parameters[param]))
-    apply_tensor_parallelism(model, mesh, plan)
+    partial = {name for name, style in plan.items() if style == _PARTIAL_GRADIENTS}
+    apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name not in partial})
+    for name, module in model.named_modules():
+        if name in partial:
+            _sum_gradients(module, mesh.get_group())
     _allocate(model)
     model.tie_weights()
 
 
+def _sum_gradients(module: nn.Module, group: Any) -> None:
+    """Over the ranks' heads, of which each gives a part. transformers' own style sums what ``.grad`` holds, earlier micro-batches too."""
+    hooked: dict[str, nn.Parameter] = {}
+
+    def summed(grad: torch.Tensor) -> torch.Tensor:
+        torch.distributed.all_reduce(grad, group=group)
+        return grad
+
+    def hook(module: nn.Module, _: object) -> None:
+        for name, param in module.named_parameters(recurse=False):  # FSDP2 puts another in its place
+            if torch.is_grad_enabled() and hooked.get(name) is not param:
+                hooked[name] = param
+                param.register_hook(summed)  # type: ignore[no-untyped-call]
+
+    module.register_forward_pre_hook(hook)
+
+
 def _allocate(model: nn.Module) -> None:
-    """Each parameter and buffer of a model on the meta device as a tensor of its own; tied ones stay one."""
-    made: dict[int, Any] = {}
+    """Each parameter and buffer as a tensor of its own, which keeps no whole one alive; tied ones stay one."""
+    made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module._parameters.items():
             if param is not None:
-                empty = made.setdefault(id(param), None) or nn.Parameter(torch.empty_like(param, device="cpu"))
-                made[id(param)] = module._parameters[name] = empty
+                if id(param) not in made:
+                    made[id(param)] = nn.Parameter(_own(param.detach()))
+                module._parameters[name] = made[id(param)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+                module._buffers[name] = _own(buffer)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.clone()
 
 
 def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     """The model under its engine's data parallelism."""
-    if job.layout.dp == 1:
+    if job.layout.dp == job.layout.pp == 1:
         return model
     if job.engine.name == "fsdp2":
         return _sharded(job, model, mesh)
@@ -135,15 +163,19 @@ def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     return made
 
 
-def clip(model: nn.Module) -> torch.Tensor:
-    """Clips to a norm of 1 over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``); returns the norm before, a DTensor
-    where the parameters are of one mesh."""
+def clip(model: nn.Module, pipeline: Any = None) -> torch.Tensor:
+    """Clips to a norm of 1 over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``) and all ranks of a pipeline's group;
+    returns the norm before, a DTensor where the parameters are of one mesh."""
     groups = _by_mesh(model)
-    if len(groups) == 1:
+    if len(groups) == 1 and pipeline is None:
         norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
         return norm
     norms = [torch.nn.utils.get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
+    if pipeline is not None:
+        squares = total.square()
+        torch.distributed.all_reduce(squares, group=pipeline)
+        total = squares.sqrt()
     for group in groups:
         torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
     return total

@@ -24,11 +24,12 @@ def tokens_of(job: Job, settings: Settings) -> Tokens:
 def micro_batches(job: Job, tokens: Tokens, step: int) -> list[torch.Tensor]:
     """Token tensors (micro_batch, seq_len) of this rank for the step, counted from 0, one for each micro-batch.
 
-    One device that runs every rank's (composed.alone) meets the same sequences in the same micro-batches.
+    The ranks of a replica, tensor-parallel neighbours and pipeline stages, see the same ones. One device that runs every rank's
+    (composed.alone) meets the same sequences in the same micro-batches.
     """
     data, ranks = job.data, job.layout.dp
     first = step * data.grad_accum * ranks
-    rank = _rank() if ranks > 1 else 0
+    rank = _rank() // job.layout.tp % ranks
     return [
         torch.stack([tokens.sequence(number * data.micro_batch + index) for index in range(data.micro_batch)])
         for number in range(first + rank, first + data.grad_accum * ranks, ranks)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from ullage.engines.fsdp2.policy import unwrapped
 from ullage.frozen import FrozenMap
 from ullage.job.job import Engine, Job, Layout
 from ullage.trace.models import autocast, build
-from ullage.trace.wrapped import DTYPES, clip, mesh_of, optimizer_of, unsynced, whole, wrapped
+from ullage.trace.wrapped import DTYPES, clip, cut, mesh_of, optimizer_of, unsynced, whole, wrapped
 
 
 @dataclass(kw_only=True)
@@ -28,13 +29,17 @@ class Stepped:
 
 @dataclass(kw_only=True)
 class Run:
-    """A job's model and optimizer on this rank. parameters: by name, as the optimizer steps them (shards where they are sharded)."""
+    """A job's model and optimizer on this rank. parameters: by name, as the optimizer steps them (shards where they are sharded).
+
+    pipeline: the group of ranks that hold the other stages of a pipeline.
+    """
 
     job: Job
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
     device: torch.device
+    pipeline: Any = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -42,19 +47,11 @@ class Run:
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
         """One optimizer step from (micro_batch, seq_len) token tensors, one for each micro-batch."""
-        count = len(micro_batches)
-        total: torch.Tensor | None = None
         with _kernels(self.job):
-            for number, ids in enumerate(micro_batches, 1):
-                with unsynced(self.job, self.model, last=number == count):
-                    loss = self._forward(ids.to(self.device)) / count
-                    torch.autograd.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
-                total = loss.detach() if total is None else total + loss.detach()
-                del loss
-        assert total is not None, "a step has micro-batches"
+            total = self._passes(micro_batches)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = whole(clip(self.model)) if self.job.grad_clip else None
+        norm = whole(clip(self.model, self.pipeline)) if self.job.grad_clip else None
         skipped = self._update()
         self.optimizer.zero_grad(set_to_none=True)
         return Stepped(loss=total, grad_norm=norm, skipped=skipped)
@@ -62,24 +59,32 @@ class Run:
     def mean_loss(self, stepped: Stepped) -> float:
         """Over all ranks; every rank calls it."""
         loss = stepped.loss
-        if self.job.layout.dp > 1:
+        if self.job.layout.world > 1:
             loss = loss.clone()
             distributed.all_reduce(loss)
-            loss /= self.job.layout.dp
+            loss /= self.job.layout.world // self.job.layout.pp  # the ranks that hold the last stage
         return float(loss)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Whole parameters on the CPU, by the name that they have on one device; every rank calls it."""
         return {name: whole(param.detach()).cpu().clone() for name, param in self.parameters.items()}
 
+    def _passes(self, micro_batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Forwards and backwards of a step; the mean of its losses."""
+        count = len(micro_batches)
+        total: torch.Tensor | None = None
+        for number, ids in enumerate(micro_batches, 1):
+            with unsynced(self.job, self.model, last=number == count), _cast(self.job, self.model):
+                loss = self._forward(ids.to(self.device)) / count
+                torch.autograd.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
+        assert total is not None, "a step has micro-batches"
+        return total
+
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
-        batch = {"input_ids": ids, "labels": ids, "use_cache": False}
-        precision = self.job.precision
-        if self.job.engine.name == "single" and precision.params != precision.compute and not precision.autocast:
-            loss: torch.Tensor = _cast(self.model, DTYPES[precision.compute], batch)
-            return loss
         with autocast(self.job, self.device.type):
-            loss = self.model(**batch).loss
+            loss: torch.Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss
 
     def _update(self) -> bool:
@@ -99,32 +104,64 @@ def run_of(
     from ullage.train.ranks import current_device
 
     device = current_device()
-    torch.manual_seed(seed)
-    bare = build(job, weights)
+    job = unwrapped(job) or job
     mesh = mesh_of(job, device.type)
-    if mesh is None:  # FSDP2 moves each shard by itself
-        bare = bare.to(device)
-    model = wrapped(job, bare, mesh)
+
+    def bare() -> nn.Module:
+        torch.manual_seed(seed)
+        model = build(job, weights)
+        if job.layout.tp > 1:
+            cut(model, mesh["tp"])
+        return model
+
+    if job.layout.pp > 1:
+        from ullage.train.pipelined import pipelined
+
+        return pipelined(job, bare, mesh, lambda model: _optimizer(job, model, lr, weight_decay), device)
+    model = bare()
+    if mesh is None or job.layout.dp == 1:  # FSDP2 moves each shard by itself
+        model = model.to(device)
+    model = wrapped(job, model, mesh)
+    optimizer = _optimizer(job, model, lr, weight_decay)
+    scaler = torch.amp.GradScaler(device.type) if "fp16" in (job.precision.compute, job.precision.params) else None
+    return Run(job=job, model=model, optimizer=optimizer, scaler=scaler, device=device)
+
+
+def _optimizer(job: Job, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     optimizer = optimizer_of(job, model)
     for group in optimizer.param_groups:
         group["lr"] = lr
         if "weight_decay" in group:
             group["weight_decay"] = weight_decay
-    scaler = torch.amp.GradScaler(device.type) if "fp16" in (job.precision.compute, job.precision.params) else None
-    return Run(job=job, model=model, optimizer=optimizer, scaler=scaler, device=device)
+    return optimizer
 
 
 def alone(job: Job) -> Job:
     """The same step on one device: all ranks' micro-batches, one after the other."""
     data = replace(job.data, grad_accum=job.data.grad_accum * job.layout.dp)
     momentum = {name: value for name, value in job.engine.options.items() if name == "momentum"}
-    return replace(job, layout=Layout(), engine=Engine(name="single", options=FrozenMap(momentum)), data=data)
+    engine = Engine(name="single", options=FrozenMap(momentum))
+    precision = (unwrapped(job) or job).precision
+    return replace(job, layout=Layout(), engine=engine, data=data, precision=precision)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype, batch: dict[str, Any]) -> Any:
-    """The loss with whole parameters in ``dtype``, as FSDP2's policy computes: what one device does of it."""
-    params = {name: param.to(dtype) for name, param in model.named_parameters()}
-    return torch.func.functional_call(model, params, kwargs=batch).loss
+@contextmanager
+def _cast(job: Job, model: nn.Module) -> Iterator[None]:
+    """On one device, whole parameters in the type that FSDP2's policy computes in, until the backward is through (it may recompute)."""
+    precision = job.precision
+    if job.engine.name != "single" or precision.autocast or precision.params == precision.compute:
+        yield
+        return
+    cast = {param: param.to(DTYPES[precision.compute]) for param in model.parameters()}
+    held = [module._parameters for module in model.modules()]
+    before = [dict(params) for params in held]
+    for params in held:
+        params.update({name: cast[param] for name, param in params.items() if param is not None})  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        for params, own in zip(held, before, strict=True):
+            params.update(own)
 
 
 @contextmanager

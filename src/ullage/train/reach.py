@@ -10,6 +10,13 @@ ENGINES = ("single", "ddp", "zero1", "fsdp2")
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 RECOMPUTE = ("none", "full", "every", "layers")
 OPTIMIZERS = ("adamw", "adam", "sgd")
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved-1f1b": "ScheduleInterleaved1F1B",
+    "zbv": "ScheduleZBVZeroBubble",
+}
+"""layout.schedule, and its class in torch.distributed.pipelining."""
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
 _OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")
@@ -29,9 +36,8 @@ def refuse_what_is_not_run(job: Job) -> None:
         "engine.name": engine.name if engine.name not in ENGINES else None,
         "stack": job.stack if job.stack != "transformers" else None,
         "stack_version": job.stack_version,
-        "layout.tp": layout.tp if layout.tp > 1 else None,
         "layout.sp": "true" if layout.sp else None,
-        "layout.pp": layout.pp if layout.pp > 1 else None,
+        "layout.schedule": layout.schedule if layout.schedule not in SCHEDULES else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
         "data.padding_mask": "true" if job.data.padding_mask else None,
@@ -52,6 +58,8 @@ def refuse_what_is_not_run(job: Job) -> None:
     _refuse_options(job)
     _refuse_types(job)
     _refuse_groups(job)
+    if layout.pp > 1:
+        _refuse_of_pipelines(job)
 
 
 def _set(place: str) -> str | None:
@@ -78,6 +86,13 @@ def _refuse_types(job: Job) -> None:
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
+    if "fp16" in (job.precision.params, job.precision.compute) and job.layout.tp * job.layout.pp > 1:
+        raise Unsupported(
+            "torch's GradScaler takes no DTensors beside other tensors, and does not agree on overflows over stages",
+            key="precision",
+            value="fp16",
+            remedy="use bf16-mixed, or layout.tp and layout.pp of 1",
+        )
     if job.optimizer.state != job.precision.params:  # torch keeps moments in the parameters' type
         raise Unsupported(
             f"torch's optimizers keep moments in the parameters' type, {job.precision.params}",
@@ -88,7 +103,24 @@ def _refuse_types(job: Job) -> None:
 
 def _refuse_groups(job: Job) -> None:
     shard = job.engine.shard_group
-    if job.engine.name == "fsdp2" and job.layout.dp == 1:
+    if job.engine.name == "fsdp2" and job.layout.world == 1:
         raise Unsupported("has one rank, and nothing to shard", key="layout.dp", value=1, remedy="use engine single")
     if shard is not None and (job.engine.name != "fsdp2" or shard == 1 < job.layout.dp):
         raise Unsupported("is not run yet", key="engine.shard_group", value=shard, remedy="use fsdp2 with 2 or more")
+
+
+def _refuse_of_pipelines(job: Job) -> None:
+    layout, count = job.layout, job.data.grad_accum
+    if job.recompute.kind in ("every", "layers"):
+        raise Unsupported("counts layers of the model, not of a stage", key="recompute", value=job.recompute.kind)
+    if job.engine.options.get("sync_each_batch"):
+        raise Unsupported(
+            "a pipeline reduces after its last micro-batch", key="engine.options.sync_each_batch", value="true"
+        )
+    if layout.schedule == "1f1b" and count < layout.pp:
+        raise Unsupported(
+            f"torch's 1F1B takes no fewer micro-batches than its {layout.pp} stages",
+            key="data.grad_accum",
+            value=count,
+            remedy="use gpipe",
+        )

@@ -1,0 +1,93 @@
+"""A job as torch.distributed.pipelining runs it: this rank's stages, each under FSDP2, and a schedule over the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from ullage.job.job import Job
+from ullage.trace.wrapped import DTYPES, wrapped
+from ullage.train.composed import Run
+from ullage.train.reach import SCHEDULES
+from ullage.train.staged import staged, stages_on
+
+
+@dataclass(kw_only=True)
+class Pipelined(Run):
+    """model: this rank's stages, a list of them. first: whether the first is among them. Where the last is not a step's loss is 0."""
+
+    schedule: Any
+    first: bool
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name.partition(".")[2]: param for name, param in self.model.named_parameters()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        stages: list[dict[str, torch.Tensor]] = [{}] * self.job.layout.pp
+        distributed.all_gather_object(stages, super().weights(), group=self.pipeline)
+        return {name: weight for stage in stages for name, weight in stage.items()}
+
+    def _passes(self, micro_batches: Sequence[torch.Tensor]) -> torch.Tensor:
+        ids = torch.cat([one.to(self.device) for one in micro_batches])
+        losses: list[torch.Tensor] = []
+        self.schedule.step(*([ids] if self.first else []), target=ids, labels=ids, losses=losses, return_outputs=False)
+        return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self.device)
+
+
+def pipelined(
+    job: Job,
+    bare: Callable[[], nn.Module],
+    mesh: Any,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    device: torch.device,
+) -> Pipelined:
+    """bare: makes a whole model, once for each stage of this rank."""
+    pipeline = mesh["pp"]
+    numbers = stages_on(job, pipeline.get_local_rank())
+    model = nn.ModuleList(wrapped(job, staged(job, bare(), number), mesh) for number in numbers)
+    return Pipelined(
+        job=job,
+        model=model,
+        optimizer=optimizer(model),
+        scaler=None,
+        device=device,
+        pipeline=pipeline.get_group(),
+        schedule=_schedule(job, dict(zip(numbers, model, strict=True)), pipeline.get_group(), device),
+        first=0 in numbers,
+    )
+
+
+def _schedule(job: Job, stages: Mapping[int, Any], group: Any, device: torch.device) -> Any:
+    """torch's schedule of that name. The stages are told what they receive and return, so that none runs to find out."""
+    from torch.distributed import pipelining
+
+    data, count = job.data, job.layout.pp * job.layout.vpp
+    ids = torch.empty((data.micro_batch, data.seq_len), dtype=torch.long, device="meta")
+    width = next(iter(stages.values())).config.get_text_config().hidden_size
+    compute = DTYPES[job.precision.compute]
+    hidden = torch.empty((*ids.shape, width), dtype=compute, device="meta", requires_grad=True)
+    loss = torch.empty((), device="meta", requires_grad=True)
+    made = [
+        pipelining.PipelineStage(
+            stage,
+            number,
+            count,
+            device,
+            input_args=hidden if number else ids,
+            output_args=hidden if number < count - 1 else loss,
+            group=group,
+        )
+        for number, stage in stages.items()
+    ]
+    kind = getattr(pipelining, SCHEDULES[job.layout.schedule])
+    return kind(
+        made if len(made) > 1 else made[0],
+        data.grad_accum,
+        loss_fn=lambda loss, _: loss / data.grad_accum,
+        scale_grads=False,
+    )
