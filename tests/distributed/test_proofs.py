@@ -16,7 +16,10 @@ TIMEOUT_S = 300.0
 TP = {"tp": 2}
 PP = {"pp": 2, "pp_split": [2, 1]}
 CHUNKS = {"layout": {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}, "model": {"num_hidden_layers": 4}}
-ZBV = {**CHUNKS, "layout": {**CHUNKS["layout"], "schedule": "zbv"}}
+ZBV = {
+    "layout": {**CHUNKS["layout"], "schedule": "zbv"},
+    "model": {**CHUNKS["model"], "tie_word_embeddings": True},
+}
 FOUR = {
     "HSDP": job_of("fsdp2", 4, shard_group=2),
     "ZeRO-3": job_of("fsdp2", 4, data={"grad_accum": 1}),
@@ -24,7 +27,7 @@ FOUR = {
     "ZeRO-2 x TP, bf16": job_of("fsdp2", 4, layout=TP, zero_stage=2, precision="bf16-mixed", recompute="full"),
     "ZeRO-3 x PP": job_of("fsdp2", 4, layout=PP),
     "ZeRO-3 x interleaved 1F1B, bf16": job_of("fsdp2", 4, precision="bf16-mixed", **CHUNKS),
-    "TP x PP": job_of("fsdp2", 4, layout={**TP, **PP}, recompute="full"),
+    "TP x PP, tied": job_of("fsdp2", 4, layout={**TP, **PP}, recompute="full", model={"tie_word_embeddings": True}),
 }
 EIGHT = {"ZeRO-3 x TP x PP": job_of("fsdp2", 8, layout={**TP, **PP})}
 TWO = {
@@ -53,7 +56,7 @@ TWO = {
     "GPipe": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, recompute="full"),
     "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}),
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
-    "zero bubble in a V": job_of("fsdp2", 2, **ZBV),
+    "zero bubble in a V, tied": job_of("fsdp2", 2, **ZBV),
 }
 WORLDS = {2: TWO, 4: FOUR, 8: EIGHT}
 

@@ -7,7 +7,7 @@ device and given memory once they are cut, as from_pretrained does. FSDP2 wraps 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -163,14 +163,16 @@ def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     return made
 
 
-def clip(model: nn.Module, pipeline: Any = None) -> torch.Tensor:
+def clip(model: nn.Module, pipeline: Any = None, copies: Collection[nn.Parameter] = ()) -> torch.Tensor:
     """Clips to a norm of 1 over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``) and all ranks of a pipeline's group;
-    returns the norm before, a DTensor where the parameters are of one mesh."""
+    returns the norm before, a DTensor where the parameters are of one mesh. copies: parameters that are counted elsewhere."""
     groups = _by_mesh(model)
     if len(groups) == 1 and pipeline is None:
         norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
         return norm
-    norms = [torch.nn.utils.get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
+    passed = set(map(id, copies))
+    counted = [[one.grad for one in group if one.grad is not None and id(one) not in passed] for group in groups]
+    norms = [torch.nn.utils.get_total_norm(grads) for grads in counted]
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
     if pipeline is not None:
         squares = total.square()

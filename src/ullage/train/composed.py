@@ -29,17 +29,13 @@ class Stepped:
 
 @dataclass(kw_only=True)
 class Run:
-    """A job's model and optimizer on this rank. parameters: by name, as the optimizer steps them (shards where they are sharded).
-
-    pipeline: the group of ranks that hold the other stages of a pipeline.
-    """
+    """A job's model and optimizer on this rank. parameters: by name, as the optimizer steps them (shards where they are sharded)."""
 
     job: Job
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
     device: torch.device
-    pipeline: Any = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -51,7 +47,7 @@ class Run:
             total = self._passes(micro_batches)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = whole(clip(self.model, self.pipeline)) if self.job.grad_clip else None
+        norm = self._clip() if self.job.grad_clip else None
         skipped = self._update()
         self.optimizer.zero_grad(set_to_none=True)
         return Stepped(loss=total, grad_norm=norm, skipped=skipped)
@@ -86,6 +82,9 @@ class Run:
         with autocast(self.job, self.device.type):
             loss: torch.Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss
+
+    def _clip(self) -> torch.Tensor:
+        return whole(clip(self.model))
 
     def _update(self) -> bool:
         if self.scaler is None:

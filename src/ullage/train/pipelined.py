@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 from ullage.job.job import Job
-from ullage.trace.wrapped import DTYPES, wrapped
+from ullage.trace.wrapped import DTYPES, clip, wrapped
 from ullage.train.composed import Run
 from ullage.train.reach import SCHEDULES
 from ullage.train.staged import staged, stages_on
@@ -18,25 +18,48 @@ from ullage.train.staged import staged, stages_on
 
 @dataclass(kw_only=True)
 class Pipelined(Run):
-    """model: this rank's stages, a list of them. first: whether the first is among them. Where the last is not a step's loss is 0."""
+    """model: this rank's stages, a list of them; where the last is not among them a step's loss is 0. pipeline: the group of its ranks.
 
+    first: whether the first stage is here. embedding, head: copies here of one weight that both ends of the pipeline use. ends: the group
+    of the two ranks that hold them.
+    """
+
+    pipeline: Any
     schedule: Any
     first: bool
+    embedding: list[nn.Parameter]
+    head: list[nn.Parameter]
+    ends: Any
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        return {name.partition(".")[2]: param for name, param in self.model.named_parameters()}
+        return _parameters(self.model)
 
     def weights(self) -> dict[str, torch.Tensor]:
         stages: list[dict[str, torch.Tensor]] = [{}] * self.job.layout.pp
         distributed.all_gather_object(stages, super().weights(), group=self.pipeline)
-        return {name: weight for stage in stages for name, weight in stage.items()}
+        tied = _tied(self.model)
+        return {name: weight for stage in stages for name, weight in stage.items() if name not in tied}
 
     def _passes(self, micro_batches: Sequence[torch.Tensor]) -> torch.Tensor:
         ids = torch.cat([one.to(self.device) for one in micro_batches])
         losses: list[torch.Tensor] = []
         self.schedule.step(*([ids] if self.first else []), target=ids, labels=ids, losses=losses, return_outputs=False)
+        self._join()
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self.device)
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        """Each copy of a tied weight gets the other's gradient too, as Megatron's do (core/distributed/finalize_model_grads.py)."""
+        grads: list[Any] = [param.grad for param in (*self.embedding, *self.head)]
+        if len(grads) == 2:  # of a V
+            grads[0].add_(grads[1])
+            grads[1].copy_(grads[0])
+        elif grads:
+            distributed.all_reduce(grads[0].to_local(), group=self.ends)
+
+    def _clip(self) -> torch.Tensor:
+        return clip(self.model, self.pipeline, self.head)
 
 
 def pipelined(
@@ -50,6 +73,8 @@ def pipelined(
     pipeline = mesh["pp"]
     numbers = stages_on(job, pipeline.get_local_rank())
     model = nn.ModuleList(wrapped(job, staged(job, bare(), number), mesh) for number in numbers)
+    tied, found = _tied(model), _parameters(model)
+    ends = mesh.mesh[[0, -1]].flatten(1).T.tolist()
     return Pipelined(
         job=job,
         model=model,
@@ -59,7 +84,20 @@ def pipelined(
         pipeline=pipeline.get_group(),
         schedule=_schedule(job, dict(zip(numbers, model, strict=True)), pipeline.get_group(), device),
         first=0 in numbers,
+        embedding=[found[name] for name in tied.values() if name in found],
+        head=[found[name] for name in tied if name in found],
+        ends=distributed.new_subgroups_by_enumeration(ends)[0] if tied else None,  # type: ignore[no-untyped-call]
     )
+
+
+def _tied(stages: Any) -> dict[str, str]:
+    """Names of weights that are another's: the head's, and the embedding's for it."""
+    found: dict[str, str] = stages[0].all_tied_weights_keys
+    return found
+
+
+def _parameters(stages: nn.Module) -> dict[str, nn.Parameter]:
+    return {name.partition(".")[2]: param for name, param in stages.named_parameters()}
 
 
 def _schedule(job: Job, stages: Mapping[int, Any], group: Any, device: torch.device) -> Any:

@@ -38,13 +38,6 @@ def staged(job: Job, model: Any, index: int) -> nn.Module:
     base: Any = getattr(model, model.base_model_prefix)
     if not model.supports_pp_plan or any(not hasattr(base, part) for part in _PARTS):
         raise Unsupported("has no plan of pipeline stages in transformers", key="layout.pp", value=job.layout.pp)
-    if model.all_tied_weights_keys:
-        raise Unsupported(
-            "embedding and head are one weight and on two stages, which torch's pipelining does not join",
-            key="model.tie_word_embeddings",
-            value="true",
-            remedy="untie them, or leave layout.pp out",
-        )
     split = layers_per_chunk(len(base.layers), job.layout)
     start, last = sum(split[:index]), index == len(split) - 1
     for number in range(len(base.layers)):
