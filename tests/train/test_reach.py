@@ -17,8 +17,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("data.grad_accum", {"layout": PP, "data": {"grad_accum": 1}}),
     ("engine.options.sync_each_batch", {"layout": PP, "options": {"sync_each_batch": True}}),
     ("recompute", {"layout": PP, "recompute": {"layers": 1}}),
-    ("precision", {"layout": PP, "precision": "fp16-mixed"}),
-    ("precision", {"layout": {"tp": 2}, "precision": "fp16-mixed"}),
     ("layout.cp", {"layout": {"cp": 2}}),
     ("layout.dp", {"ranks": 1}),
     ("stack", {"stack": "liger"}),

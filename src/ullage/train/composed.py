@@ -16,6 +16,7 @@ from ullage.frozen import FrozenMap
 from ullage.job.job import Engine, Job, Layout
 from ullage.trace.models import autocast, build
 from ullage.trace.wrapped import DTYPES, clip, cut, mesh_of, optimizer_of, unsynced, whole, wrapped
+from ullage.train.scaling import scaler_of
 
 
 @dataclass(kw_only=True)
@@ -122,8 +123,7 @@ def run_of(
         model = model.to(device)
     model = wrapped(job, model, mesh)
     optimizer = _optimizer(job, model, lr, weight_decay)
-    scaler = torch.amp.GradScaler(device.type) if "fp16" in (job.precision.compute, job.precision.params) else None
-    return Run(job=job, model=model, optimizer=optimizer, scaler=scaler, device=device)
+    return Run(job=job, model=model, optimizer=optimizer, scaler=scaler_of(job, device), device=device)
 
 
 def _optimizer(job: Job, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:

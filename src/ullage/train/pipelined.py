@@ -13,6 +13,7 @@ from ullage.job.job import Job
 from ullage.trace.wrapped import DTYPES, clip, wrapped
 from ullage.train.composed import Run
 from ullage.train.reach import SCHEDULES
+from ullage.train.scaling import scaler_of
 from ullage.train.staged import staged, stages_on
 
 
@@ -46,7 +47,10 @@ class Pipelined(Run):
         losses: list[torch.Tensor] = []
         self.schedule.step(*([ids] if self.first else []), target=ids, labels=ids, losses=losses, return_outputs=False)
         self._join()
-        return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self.device)
+        if not losses:
+            return torch.zeros((), device=self.device)
+        total = torch.stack(losses).detach().sum()
+        return total if self.scaler is None else total / self.scaler.get_scale()
 
     @torch.no_grad()
     def _join(self) -> None:
@@ -75,14 +79,15 @@ def pipelined(
     model = nn.ModuleList(wrapped(job, staged(job, bare(), number), mesh) for number in numbers)
     tied, found = _tied(model), _parameters(model)
     ends = mesh.mesh[[0, -1]].flatten(1).T.tolist()
+    scaler = scaler_of(job, device)
     return Pipelined(
         job=job,
         model=model,
         optimizer=optimizer(model),
-        scaler=None,
+        scaler=scaler,
         device=device,
         pipeline=pipeline.get_group(),
-        schedule=_schedule(job, dict(zip(numbers, model, strict=True)), pipeline.get_group(), device),
+        schedule=_schedule(job, dict(zip(numbers, model, strict=True)), pipeline.get_group(), device, scaler),
         first=0 in numbers,
         embedding=[found[name] for name in tied.values() if name in found],
         head=[found[name] for name in tied if name in found],
@@ -100,7 +105,9 @@ def _parameters(stages: nn.Module) -> dict[str, nn.Parameter]:
     return {name.partition(".")[2]: param for name, param in stages.named_parameters()}
 
 
-def _schedule(job: Job, stages: Mapping[int, Any], group: Any, device: torch.device) -> Any:
+def _schedule(
+    job: Job, stages: Mapping[int, Any], group: Any, device: torch.device, scaler: torch.amp.GradScaler | None
+) -> Any:
     """torch's schedule of that name. The stages are told what they receive and return, so that none runs to find out."""
     from torch.distributed import pipelining
 
@@ -122,10 +129,15 @@ def _schedule(job: Job, stages: Mapping[int, Any], group: Any, device: torch.dev
         )
         for number, stage in stages.items()
     ]
+
+    def share(loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        mean = loss / data.grad_accum
+        return mean if scaler is None else scaler.scale(mean)
+
     kind = getattr(pipelining, SCHEDULES[job.layout.schedule])
     return kind(
         made if len(made) > 1 else made[0],
         data.grad_accum,
-        loss_fn=lambda loss, _: loss / data.grad_accum,
+        loss_fn=share,
         scale_grads=False,
     )

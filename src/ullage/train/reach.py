@@ -86,13 +86,6 @@ def _refuse_types(job: Job) -> None:
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
-    if "fp16" in (job.precision.params, job.precision.compute) and job.layout.tp * job.layout.pp > 1:
-        raise Unsupported(
-            "torch's GradScaler takes no DTensors beside other tensors, and does not agree on overflows over stages",
-            key="precision",
-            value="fp16",
-            remedy="use bf16-mixed, or layout.tp and layout.pp of 1",
-        )
     if job.optimizer.state != job.precision.params:  # torch keeps moments in the parameters' type
         raise Unsupported(
             f"torch's optimizers keep moments in the parameters' type, {job.precision.params}",
