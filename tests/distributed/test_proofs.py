@@ -16,10 +16,8 @@ TIMEOUT_S = 300.0
 TP = {"tp": 2}
 PP = {"pp": 2, "pp_split": [2, 1]}
 CHUNKS = {"layout": {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}, "model": {"num_hidden_layers": 4}}
-ZBV = {
-    "layout": {**CHUNKS["layout"], "schedule": "zbv"},
-    "model": {**CHUNKS["model"], "tie_word_embeddings": True},
-}
+TIED_CHUNKS = {**CHUNKS["model"], "tie_word_embeddings": True}
+ZBV, DUAL = ({**CHUNKS["layout"], "schedule": name} for name in ("zbv", "dualpipev"))
 FOUR = {
     "HSDP": job_of("fsdp2", 4, shard_group=2),
     "ZeRO-3": job_of("fsdp2", 4, data={"grad_accum": 1}),
@@ -58,7 +56,8 @@ TWO = {
     "1F1B, fp16": job_of("fsdp2", 2, layout=PP, precision="fp16-mixed"),
     "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}),
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
-    "zero bubble in a V, tied": job_of("fsdp2", 2, **ZBV),
+    "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
+    "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),
 }
 WORLDS = {2: TWO, 4: FOUR, 8: EIGHT}
 

@@ -15,6 +15,7 @@ SCHEDULES = {
     "1f1b": "Schedule1F1B",
     "interleaved-1f1b": "ScheduleInterleaved1F1B",
     "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
 }
 """layout.schedule, and its class in torch.distributed.pipelining."""
 ATTENTION = ("flash", "math", "eager")
