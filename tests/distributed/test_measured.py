@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.distributed.training import IMPORTS, all_measured, job_of
+from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_measured, job_of
 from tests.distributed.world import context, run
 
 from ullage.job.job import Job
@@ -58,6 +58,16 @@ FOUR = {
     "ZeRO-3 x PP": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES),
     "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
     "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),
+    "DeepSpeed": job("deepspeed", zero_stage=0),
+    "DeepSpeed ZeRO-1": job("deepspeed", zero_stage=1, options=BUCKETS),
+    "DeepSpeed ZeRO-1, bf16, summed in fp32": job(
+        "deepspeed", zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
+    ),
+    "DeepSpeed ZeRO-2, fp16": job("deepspeed", zero_stage=2, options=BUCKETS, precision="fp16-mixed"),
+    "DeepSpeed ZeRO-3, bf16": job("deepspeed", zero_stage=3, options=STAGE_3, precision="bf16-mixed"),
+    "DeepSpeed ZeRO-3, one micro-batch": job(
+        "deepspeed", zero_stage=3, options=STAGE_3, data={**DATA, "grad_accum": 1}, recompute="full"
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.distributed.training import IMPORTS, all_proved, job_of
+from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_proved, job_of
 from tests.distributed.world import context, run
 
 from ullage.train.answers import Proof
@@ -58,6 +58,32 @@ TWO = {
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
     "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
     "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),
+    "DeepSpeed": job_of("deepspeed", 2, zero_stage=0),
+    "DeepSpeed ZeRO-1": job_of("deepspeed", 2, zero_stage=1, options=BUCKETS),
+    "DeepSpeed ZeRO-2, overlapping": job_of(
+        "deepspeed",
+        2,
+        zero_stage=2,
+        options={**BUCKETS, "overlap_comm": True},
+        optimizer={"name": "adamw", "impl": "for-loop"},
+    ),
+    "DeepSpeed ZeRO-3, tied": job_of(
+        "deepspeed", 2, zero_stage=3, options=STAGE_3, model={"tie_word_embeddings": True}, recompute="full"
+    ),
+    "DeepSpeed ZeRO-3, no clipping, SGD": job_of(
+        "deepspeed",
+        2,
+        zero_stage=3,
+        options={**STAGE_3, "momentum": 0.9},
+        grad_clip=False,
+        optimizer={"name": "sgd", "impl": "foreach"},
+    ),
+    "DeepSpeed ZeRO-1, bf16, summed in fp32": job_of(
+        "deepspeed", 2, zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
+    ),
+    "DeepSpeed ZeRO-2, fp16": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed"),
+    "DeepSpeed ZeRO-3, bf16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="bf16-mixed"),
+    "DeepSpeed ZeRO-3, fp16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="fp16-mixed"),
 }
 WORLDS = {2: TWO, 4: FOUR, 8: EIGHT}
 

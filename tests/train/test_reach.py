@@ -9,8 +9,12 @@ from ullage.errors import UllageError, Unsupported
 from ullage.train.reach import refuse_what_is_not_run
 
 PP: dict[str, Any] = {"pp": 2, "pp_split": [2, 1]}
+DEEPSPEED = {"engine": "deepspeed", "zero_stage": 2}
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("engine.name", {"engine": "deepspeed"}),
+    ("engine.zero_stage", {"engine": "deepspeed", "zero_stage": 0, "precision": "bf16-mixed"}),
+    ("engine.options.round_robin_gradients", {**DEEPSPEED, "options": {"round_robin_gradients": True}}),
+    ("engine.options.reduce_bucket_size", {**DEEPSPEED, "options": {"reduce_bucket_size": "auto"}}),
+    ("precision", {**DEEPSPEED, "precision": "bf16"}),
     ("engine.name", {"engine": "fsdp1"}),
     ("layout.sp", {"layout": {"tp": 2, "sp": True}}),
     ("layout.schedule", {"layout": {**PP, "schedule": "zb-h1"}}),
@@ -54,7 +58,7 @@ def test_refused_by_its_key(key: str, changes: dict[str, Any]) -> None:
 
 def test_what_is_run_passes() -> None:
     try:
-        for engine in ("ddp", "zero1", "fsdp2"):
+        for engine in ("ddp", "zero1", "fsdp2", "deepspeed"):
             refuse_what_is_not_run(job_of(engine, 2))
         refuse_what_is_not_run(job_of("single", 1))
     except UllageError as error:

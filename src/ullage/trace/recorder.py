@@ -301,6 +301,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tag(buffer, "buffers", name)
         for name, param in model.named_parameters():
             self.tag(param, "parameters", name)
+            self.tag(getattr(param, "ds_tensor", None), "parameters", name)  # DeepSpeed's shard of it, under ZeRO-3
 
     def tag_gradients(self) -> None:
         """What is in ``.grad`` now."""
@@ -311,6 +312,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def tag_states(self, optimizer: torch.optim.Optimizer) -> None:
         for param, state in optimizer.state.items():
             name = self.places.params.get(id(param), "")
+            self.tag(param, "optimizer", "master parameters", only_new=True)  # what is no parameter of the model
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self.tag(value, "optimizer", f"{name}.{key}", only_new=True)

@@ -44,7 +44,7 @@ class Run:
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
         """One optimizer step from (micro_batch, seq_len) token tensors, one for each micro-batch."""
-        with _kernels(self.job):
+        with kernels(self.job):
             total = self._passes(micro_batches)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -104,12 +104,19 @@ def run_of(
     from ullage.train.ranks import current_device
 
     device = current_device()
+    if job.engine.name == "deepspeed":
+        from ullage.train import deepspeed
+
+        torch.manual_seed(seed)
+        return deepspeed.run_of(job, device=device, lr=lr, weight_decay=weight_decay, weights=weights)
     job = unwrapped(job) or job
     mesh = mesh_of(job, device.type)
 
     def bare() -> nn.Module:
         torch.manual_seed(seed)
         model = build(job, weights)
+        if _stepped_in(job) != job.precision.params:
+            model = model.to(DTYPES[_stepped_in(job)])
         if job.layout.tp > 1:
             cut(model, mesh["tp"])
         return model
@@ -117,22 +124,29 @@ def run_of(
     if job.layout.pp > 1:
         from ullage.train.pipelined import pipelined
 
-        return pipelined(job, bare, mesh, lambda model: _optimizer(job, model, lr, weight_decay), device)
+        def optimizer_for(stages: nn.Module) -> torch.optim.Optimizer:
+            return with_rates(optimizer_of(job, stages), lr, weight_decay)
+
+        return pipelined(job, bare, mesh, optimizer_for, device)
     model = bare()
     if mesh is None or job.layout.dp == 1:  # FSDP2 moves each shard by itself
         model = model.to(device)
     model = wrapped(job, model, mesh)
-    optimizer = _optimizer(job, model, lr, weight_decay)
+    optimizer = with_rates(optimizer_of(job, model), lr, weight_decay)
     return Run(job=job, model=model, optimizer=optimizer, scaler=scaler_of(job, device), device=device)
 
 
-def _optimizer(job: Job, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    optimizer = optimizer_of(job, model)
+def with_rates(optimizer: torch.optim.Optimizer, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     for group in optimizer.param_groups:
         group["lr"] = lr
         if "weight_decay" in group:
             group["weight_decay"] = weight_decay
     return optimizer
+
+
+def _stepped_in(job: Job) -> str:
+    """The type of the parameters that the optimizer steps: of masters beside 16-bit ones theirs, which begin as these."""
+    return job.precision.master or job.precision.params
 
 
 def alone(job: Job) -> Job:
@@ -146,9 +160,10 @@ def alone(job: Job) -> Job:
 
 @contextmanager
 def _cast(job: Job, model: nn.Module) -> Iterator[None]:
-    """On one device, whole parameters in the type that FSDP2's policy computes in, until the backward is through (it may recompute)."""
+    """On one device, whole parameters in the type that the ranks compute in, FSDP2's by policy and DeepSpeed's beside masters, until the
+    backward is through (it may recompute)."""
     precision = job.precision
-    if job.engine.name != "single" or precision.autocast or precision.params == precision.compute:
+    if job.engine.name != "single" or precision.autocast or _stepped_in(job) == precision.compute:
         yield
         return
     cast = {param: param.to(DTYPES[precision.compute]) for param in model.parameters()}
@@ -164,7 +179,7 @@ def _cast(job: Job, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _kernels(job: Job) -> Iterator[None]:
+def kernels(job: Job) -> Iterator[None]:
     """attention: math is one of sdpa's kernels; which of the others runs is torch's choice."""
     context: AbstractContextManager[Any] = nullcontext()
     if job.attention == "math":

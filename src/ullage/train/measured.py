@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from statistics import median
 
 import torch
@@ -29,21 +30,20 @@ from ullage.train.composed import Run, run_of
 from ullage.train.settings import Settings
 
 BOUND = 0.02
-_RECORDED = 2
-"""The second step is the steady one: optimizer states exist from its start."""
 
 
 def measure(job: Job, settings: Settings) -> Measured | None:
     """As one rank: the answer on rank 0, None on the others. Raises Unsupported where the job has no estimate to be held against."""
     expected = estimate(job)
     tokens = tokens_of(job, settings)
-    batches = [micro_batches(job, tokens, step) for step in range(_RECORDED + settings.steps)]
+    recorded = _until_steady(job)
+    batches = [micro_batches(job, tokens, step) for step in range(recorded + settings.steps)]
     if torch.cuda.is_available():
         run = _made(job, settings)
-        mine = _on_gpu(run, batches[:_RECORDED])
+        mine = _on_gpu(run, batches[:recorded])
     else:
-        run, mine = _on_cpu(job, settings, batches[:_RECORDED])
-    seconds = _timed(run, batches[_RECORDED:])
+        run, mine = _on_cpu(job, settings, batches[:recorded])
+    seconds = _timed(run, batches[recorded:])
     ranks: list[RankMemory | None] = [mine]
     if distributed.is_initialized():
         ranks = [None] * distributed.get_world_size()
@@ -51,6 +51,13 @@ def measure(job: Job, settings: Settings) -> Measured | None:
         if distributed.get_rank():
             return None
     return _held_against(expected, run, [one for one in ranks if one is not None], seconds)
+
+
+def _until_steady(job: Job) -> int:
+    """Steps up to one like all that follow: the second has optimizer states from its start. DeepSpeed's stage 3 learns in its second
+    micro-batch in which order parameters are met (zero/partitioned_param_coordinator.py), and fetches ahead from the third on."""
+    learns = job.engine.name == "deepspeed" and job.engine.zero_stage == 3
+    return 3 if learns and job.data.grad_accum == 1 else 2
 
 
 def _made(job: Job, settings: Settings) -> Run:
@@ -122,15 +129,13 @@ def _timed(run: Run, batches: list[list[torch.Tensor]]) -> float:
 
 
 def _held_against(expected: Estimate, run: Run, ranks: list[RankMemory], seconds: float) -> Measured:
-    import transformers
-
     on_cpu = run.device.type == "cpu"
     lines, moment = _predicted(expected)
     workspace = lines.pop("workspace", 0) if on_cpu else 0
     data = run.job.data
     return Measured(
         device="CPU processes" if on_cpu else torch.cuda.get_device_name(run.device),
-        versions=(f"torch {torch.__version__}", f"transformers {transformers.__version__}"),
+        versions=_versions(run.job),
         ranks=tuple(ranks),
         predicted_bytes=sum(lines.values()),
         predicted_moment=moment,
@@ -148,6 +153,11 @@ def _predicted(expected: Estimate) -> tuple[Counter[str], str]:
     peaks = [locate_peak(account(job, graph, rank).program) for rank in ranks_of(job, graph)]
     index, worst = max(enumerate(peaks), key=lambda one: one[1].bytes)
     return Counter(by_category(ledger(worst))), expected.ranks[index].moment
+
+
+def _versions(job: Job) -> tuple[str, ...]:
+    libraries = ["torch", "transformers", *(["deepspeed"] if job.engine.name == "deepspeed" else [])]
+    return tuple(f"{name} {version(name)}" for name in libraries)
 
 
 def _rank() -> int:

@@ -6,8 +6,10 @@ from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.job.precision import resolve
 
-ENGINES = ("single", "ddp", "zero1", "fsdp2")
-PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
+ENGINES = ("single", "ddp", "zero1", "fsdp2", "deepspeed")
+_MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
+PRECISIONS = {"deepspeed": _MIXED}
+ALL_PRECISIONS = (*_MIXED, "bf16")
 RECOMPUTE = ("none", "full", "every", "layers")
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = {
@@ -21,11 +23,17 @@ SCHEDULES = {
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
 _OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")
+_OF_DEEPSPEED = """
+    reduce_bucket_size overlap_comm contiguous_gradients sub_group_size stage3_prefetch_bucket_size
+    stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters
+    stage3_max_reuse_distance grad_accum_dtype communication_data_type loss_scale initial_scale_power
+    loss_scale_window hysteresis min_loss_scale"""
 OPTIONS = {
     "single": _OF_ALL,
     "ddp": _OF_DDP,
     "zero1": _OF_DDP,
     "fsdp2": (*_OF_ALL, "reshard_after_forward", "reduce_dtype", "sync_each_batch"),
+    "deepspeed": (*_OF_ALL, *_OF_DEEPSPEED.split()),
 }
 """Engine options that reach the engine."""
 
@@ -61,6 +69,8 @@ def refuse_what_is_not_run(job: Job) -> None:
     _refuse_groups(job)
     if layout.pp > 1:
         _refuse_of_pipelines(job)
+    if engine.name == "deepspeed":
+        _refuse_of_deepspeed(job)
 
 
 def _set(place: str) -> str | None:
@@ -81,15 +91,17 @@ def _refuse_options(job: Job) -> None:
 
 def _refuse_types(job: Job) -> None:
     options = job.engine.options
-    if job.precision not in [resolve(name, job.engine.name, options) for name in PRECISIONS]:
-        raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(PRECISIONS))
+    known = PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
+    if job.precision not in [resolve(name, job.engine.name, options) for name in known]:
+        raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(known))
     if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
-    if job.optimizer.state != job.precision.params:  # torch keeps moments in the parameters' type
+    stepped = job.precision.master or job.precision.params
+    if job.optimizer.state != stepped:
         raise Unsupported(
-            f"torch's optimizers keep moments in the parameters' type, {job.precision.params}",
+            f"torch's optimizers keep moments in the type of what they step, {stepped}",
             key="optimizer.state",
             value=job.optimizer.state,
         )
@@ -118,3 +130,20 @@ def _refuse_of_pipelines(job: Job) -> None:
             value=count,
             remedy="use gpipe",
         )
+
+
+def _refuse_of_deepspeed(job: Job) -> None:
+    """What DeepSpeed takes and does otherwise than one device."""
+    if job.engine.zero_stage == 0 and job.precision.params != "fp32":
+        raise Unsupported(
+            "DeepSpeed 0.19.8 without ZeRO steps Adam once before the first step, and divides by a loss scale that it has not "
+            "multiplied by (fp16/unfused_optimizer.py, engine.py backward)",
+            key="engine.zero_stage",
+            value=0,
+            remedy="use 1, 2 or 3, or engine ddp",
+        )
+    for name, value in job.engine.options.items():
+        if value == "auto":
+            raise Unsupported(
+                "is a word of transformers' Trainer", key=f"engine.options.{name}", value=value, remedy="write a number"
+            )

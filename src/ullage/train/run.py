@@ -30,9 +30,12 @@ def measure(job: Job, settings: Settings) -> Measured | None:
 
 
 def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
-    for needed in ("torch", "transformers"):
+    extras = {"torch": "train", "transformers": "train"}
+    if job.engine.name == "deepspeed":
+        extras["deepspeed"] = "deepspeed"
+    for needed, extra in extras.items():
         if find_spec(needed) is None:
-            raise Unsupported("is not installed", key=needed, remedy="pip install 'ullage[train]'")
+            raise Unsupported("is not installed", key=needed, remedy=f"pip install 'ullage[{extra}]'")
     refuse_what_is_not_run(job)
     from importlib import import_module
 

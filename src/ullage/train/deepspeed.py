@@ -1,0 +1,110 @@
+"""A job under DeepSpeed's engine: made from the configuration that ``ullage convert --to deepspeed`` writes, and stepped by it.
+
+On CPU processes three things differ from a GPU's. DeepSpeed's own Adams are C++ and CUDA extensions that are compiled at first use:
+torch's AdamW takes their place, by the same rule. Its shared-memory collectives are compiled too: gloo alone is used. And its accelerator
+refuses fp16 where oneDNN has no fast kernels for it: torch has slow ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from ullage.formats import deepspeed as configuration
+from ullage.formats.tree import nested
+from ullage.job.job import Job
+from ullage.trace.models import build
+from ullage.trace.wrapped import optimizer_of
+from ullage.train.composed import Run, Stepped, kernels, with_rates
+
+_DEPRECATED = r"`torch\.distributed\.\w+` is deprecated"
+"""DeepSpeed calls collectives by names that torch has renamed."""
+_OF_EVERY_RUN = {
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+    "steps_per_print": sys.maxsize,
+}
+
+
+class DeepSpeedRun(Run):
+    """model: DeepSpeed's engine, which clips, scales losses and steps by itself. optimizer: the one that it wraps."""
+
+    model: Any
+
+    def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
+        total = torch.zeros((), device=self.device)
+        norm = None
+        with kernels(self.job):
+            for number, ids in enumerate(micro_batches, 1):
+                ids = ids.to(self.device)
+                loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+                total += loss.detach() / len(micro_batches)
+                self.model.backward(loss)
+                del loss
+                if number == len(micro_batches) and self.job.engine.zero_stage == 0:
+                    norm = self._norm()
+                self.model.step()
+        skipped = not self.model.was_step_applied()
+        if norm is None:
+            norm = torch.as_tensor(math.inf if skipped else self.model.get_global_grad_norm())
+        return Stepped(loss=total, grad_norm=norm if self.job.grad_clip else None, skipped=skipped)
+
+    def _norm(self) -> torch.Tensor:
+        """Without ZeRO the engine clips by a norm that it does not tell."""
+        return torch.nn.utils.get_total_norm([one.grad for one in self.parameters.values() if one.grad is not None])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: _whole(param).detach().cpu().clone() for name, param in self.parameters.items()}
+
+
+def _whole(param: nn.Parameter) -> torch.Tensor:
+    """The master, gathered from all ranks; without ZeRO the parameter is one."""
+    from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
+
+    found: torch.Tensor | None = safe_get_full_fp32_param(param)
+    return param if found is None else found
+
+
+def run_of(job: Job, *, device: torch.device, lr: float, weight_decay: float, weights: Path | None) -> Run:
+    """The job on this rank, its weights drawn from torch's generator as it stands."""
+    own = job.optimizer.impl == "fused" and device.type == "cuda" and job.optimizer.name in ("adamw", "adam")
+    bare = build(job, weights)
+    _prepare(device)
+    import deepspeed  # type: ignore[import-untyped]
+
+    rates = {"lr": lr, "weight_decay": weight_decay, "adam_w_mode": job.optimizer.name == "adamw"}
+    client = None if own else with_rates(optimizer_of(job, bare), lr, weight_decay)
+    keys = {path: value for path, value in configuration.leaves(job).items() if path[0] != "optimizer" or own}
+    keys |= {("optimizer", "params", name): value for name, value in rates.items() if own}
+    keys |= {(name,): value for name, value in _OF_EVERY_RUN.items()}
+    engine, *_ = deepspeed.initialize(
+        model=bare, model_parameters=bare.parameters(), optimizer=client, config=nested(keys)
+    )
+    return DeepSpeedRun(job=job, model=engine, optimizer=engine.basic_optimizer, scaler=None, device=device)
+
+
+def _prepare(device: torch.device) -> None:
+    """What DeepSpeed wants to find in this process, and what it must not do."""
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    warnings.filterwarnings("ignore", message=_DEPRECATED)
+    from deepspeed.accelerator import get_accelerator  # type: ignore[import-untyped]
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if device.type == "cpu":
+        backend: Any = import_module("deepspeed.comm.torch")  # by its name: the package has torch itself under it
+        backend.build_shm_op = lambda: None
+        get_accelerator().is_fp16_supported = lambda: True
+    if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
