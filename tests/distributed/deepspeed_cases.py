@@ -28,6 +28,7 @@ CASES: tuple[Case, ...] = (
     _case(0, precision="fp32", recompute="full", seq_len=64),
     _case(1),
     _case(1, {"overlap_comm": True}, precision="fp16-mixed"),
+    _case(1, {"overlap_comm": True}, precision="fp32", grad_accum=2),
     _case(1, {"grad_accum_dtype": "fp32"}, grad_accum=2),
     _case(1, {"round_robin_gradients": True}, precision="fp32"),
     _case(1, _HOST, offload="cpu"),

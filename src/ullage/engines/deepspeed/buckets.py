@@ -68,9 +68,10 @@ Hook = Callable[[int, int], Node]
 
 
 def hooked_backward(
-    job: Job, rank: Rank, replayer: Replayer, elements: ListLike[Element], hook: Hook
+    job: Job, rank: Rank, replayer: Replayer, elements: ListLike[Element], hook: Hook, *, added: bool = False
 ) -> Iterator[tuple[Element, Node]]:
-    """The backward of each element, last first, with a hook's node where each of its gradients is complete."""
+    """The backward of each element, last first, with a hook's node where each of its gradients is complete. added: to one that is there
+    already, so that it is gone when its hook runs."""
     params = element_params(job, rank, elements)
     place = sum(len(mine) for mine in params)
     for element, mine in zip(reversed(elements), reversed(params), strict=True):
@@ -89,7 +90,7 @@ def hooked_backward(
                 calls.append(hook(base + (element.size - turn) * each, numel))
             else:
                 calls.append(EMPTY)
-        inner = _with_hooks(backward, frozenset(names), calls)
+        inner = _with_hooks(backward, frozenset(names), calls, added)
         yield element, Sequence([inner], f"backward of {element.block.name}")
 
 
@@ -125,15 +126,15 @@ def _is_complete(change: Change, grads: frozenset[Item]) -> bool:
     return change.count < 0 and change.item in grads
 
 
-def _with_hooks(node: Node, grads: frozenset[Item], calls: ListLike[Node]) -> Node:
-    return _inserted(node, grads, iter(calls)) if any(call.changes for call in calls) else node
+def _with_hooks(node: Node, grads: frozenset[Item], calls: ListLike[Node], added: bool) -> Node:
+    return _inserted(node, grads, iter(calls), added) if any(call.changes for call in calls) else node
 
 
-def _inserted(node: Node, grads: frozenset[Item], calls: Iterator[Node]) -> Node:
+def _inserted(node: Node, grads: frozenset[Item], calls: Iterator[Node], added: bool) -> Node:
     if isinstance(node, Change):
         call = next(calls) if _is_complete(node, grads) else EMPTY
-        return Sequence([call, node]) if call.changes else node
+        return Sequence([node, call] if added else [call, node]) if call.changes else node
     if isinstance(node, Repeat):
-        return Sequence([_inserted(node.child, grads, calls) for _ in range(node.times)])
+        return Sequence([_inserted(node.child, grads, calls, added) for _ in range(node.times)])
     assert isinstance(node, Sequence)
-    return Sequence([_inserted(child, grads, calls) for child in node.children], node.moment, node.scope)
+    return Sequence([_inserted(child, grads, calls, added) for child in node.children], node.moment, node.scope)

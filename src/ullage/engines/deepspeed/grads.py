@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 
 from ullage import dtypes
+from ullage.engines.deepspeed.partition import element_params
 from ullage.engines.deepspeed.passes import Backward
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -53,7 +54,7 @@ def whole_gradients(
             passes.append(chunks.backward(made_before, replayer, Wrap(), add))
         return Sequence(passes)
 
-    items = _items(rank, replayer, keep, tied)
+    items = _items(job, rank, replayer, keep, tied)
     before = Sequence([alloc(item) for item, _ in items] if early else [])
     return WholeGradients(before=before, backward=backward, items=items)
 
@@ -63,12 +64,18 @@ def is_tied_here(graph: Graph, rank: Rank) -> bool:
     return bool(graph.tied) and rank.first and rank.last
 
 
-def _items(rank: Rank, replayer: Replayer, rule: GradRule, tied: bool) -> tuple[tuple[Item, int], ...]:
-    """The gradients that the backward keeps, as its own Items, with their elements."""
+def _items(job: Job, rank: Rank, replayer: Replayer, rule: GradRule, tied: bool) -> tuple[tuple[Item, int], ...]:
+    """The gradients that the backward keeps, as its own Items, with their elements, in model order: a tied one stands where the
+    embedding does."""
     size = dtypes.bits(rule.dtype or "bf16") // 8
-    found: list[tuple[Item, int]] = []
+    found: list[Item] = []
     for chunk in rank.chunks:
-        for element in replayer.elements(chunk):
-            if not (tied and element.block.role == "embedding"):
-                found += [(item, item.bytes // size) for _, item in replayer.element_program(element, rule).grads]
-    return tuple(found)
+        elements = replayer.elements(chunk)
+        for element, params in zip(elements, element_params(job, rank, elements), strict=True):
+            kept = dict(replayer.element_program(element, rule).grads)
+            each = len(params) // element.size
+            names = [name if element.size == 1 else f"{at // each}.{name}" for at, (name, _) in enumerate(params)]
+            found += [kept.pop(name) for name in names]
+            if tied and element.block.role == "head":
+                (found[0],) = kept.values()
+    return tuple((item, item.bytes // size) for item in found)

@@ -15,8 +15,9 @@ from ullage.engines.deepspeed.grads import whole_gradients
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.owner import Owner, owner
 from ullage.engines.deepspeed.partition import Held
-from ullage.engines.deepspeed.passes import Passes, plain_forward, uses_pipeline_engine
+from ullage.engines.deepspeed.passes import Backward, Passes, plain_forward, uses_pipeline_engine
 from ullage.engines.deepspeed.states import Static
+from ullage.frozen import replace
 from ullage.job.job import Job
 from ullage.memory.chunk import Element, Replayer
 from ullage.memory.program import EMPTY, Item, Node, Sequence, alloc, free
@@ -56,7 +57,10 @@ def steps(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer
     most = held.dense.shards if held.dense.numels else max(shards, default=1)
     indices = {0, most - 1, max(range(most), key=lambda index: _owned(held, index))}
     owners = [owner(job, graph, rank, held, knobs, replayer, index) for index in sorted(indices)]
-    return [_stage_2(one) if _reduces_as_they_come(job, knobs) else _stage_1(one) for one in owners]
+    if not _reduces_as_they_come(job, knobs):
+        return [_stage_1(one) for one in owners]
+    whole = job.engine.zero_stage == 1 and job.data.grad_accum > 1
+    return [_overlapping_stage_1(one) if whole else _stage_2(one) for one in owners]
 
 
 def _reduces_as_they_come(job: Job, knobs: Knobs) -> bool:
@@ -82,20 +86,26 @@ def _stage_2(one: Owner) -> Sequence:
     return Sequence([passes, *_step(one, Sequence([free(one.own)]) if not one.offloads else Sequence([]))])
 
 
-def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool) -> Node:
-    hooks = _Hooks(one, first)
-    nodes = [node for _, node in hooked_backward(one.job, one.rank, one.replayer, elements, hooks.gradient)]
+def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool, whole: _Whole = ()) -> Node:
+    hooks = _Hooks(one, first, whole)
+    passes = hooked_backward(one.job, one.rank, one.replayer, elements, hooks.gradient, added=bool(whole))
+    nodes = [node for _, node in passes]
     return Sequence([*nodes, hooks.end()])
 
 
-class _Hooks:
-    """The gradients' hooks in one backward. ``first``: it is the step's first."""
+_Whole = tuple[tuple[Item, int], ...]
 
-    def __init__(self, one: Owner, first: bool) -> None:
+
+class _Hooks:
+    """The gradients' hooks in one backward. ``first``: it is the first that reduces. ``whole``: gradients that earlier ones have left, in
+    model order, with the bucket."""
+
+    def __init__(self, one: Owner, first: bool, whole: _Whole) -> None:
         self.one = one
         self.first = first
+        self.whole = whole
         self.bucket = Bucket(one.held, one.owns, one.knobs)
-        self.started = self.moved = False
+        self.started, self.moved = bool(whole), False
         self.alone: Item | None = None
         self.built: dict[tuple[Flush, bool], Node] = {}
 
@@ -105,6 +115,8 @@ class _Hooks:
         flush = self.bucket.meets(place, numel)
         if flush is not None:
             nodes.append(self._flush(flush))
+        if self.whole:
+            nodes.append(free(self.whole[place][0]))
         if numel > self.one.knobs.reduce_bucket:
             params = self.one.job.precision.params
             self.alone = states.transient(
@@ -177,6 +189,32 @@ def _stage_1(one: Owner) -> Sequence:
     reduction = Sequence([at_the_end, *_boundary(one, grads.items), free(one.bucket)], "gradient reduction")
     after = Sequence([] if one.offloads else [free(one.own)])
     return Sequence([grads.before, passes, reduction, *_step(one, after)])
+
+
+def _overlapping_stage_1(one: Owner) -> Sequence:
+    """With overlap_comm gradients stay whole until the last micro-batch, in whose backward they are reduced as they come
+    (stage_1_and_2.py, process_gradients; the buckets are made by the first hook of all)."""
+    grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
+
+    def backward(elements: ListLike[Element], first: bool) -> Node:
+        if not first:
+            return grads.backward(elements, first)
+        return Sequence([grads.backward(elements[-1:], first), alloc(one.bucket), grads.backward(elements[:-1], first)])
+
+    def reducing(elements: ListLike[Element], first: bool) -> Node:
+        return _reducing_backward(one, elements, True, grads.items)
+
+    def passes(micro_batches: int, backward: Backward) -> Node:
+        job = replace(one.job, data=replace(one.job.data, grad_accum=micro_batches))
+        forward = plain_forward(one.replayer)
+        return Passes(
+            job=job, rank=one.rank, replayer=one.replayer, forward=forward, backward=backward
+        ).all_micro_batches()
+
+    before, last = passes(one.job.data.grad_accum - 1, backward), passes(1, reducing)
+    return Sequence(
+        [Sequence([before, last]), *_step(one, Sequence([]) if one.offloads else Sequence([free(one.own)]))]
+    )
 
 
 def _bucket_at_the_first_gradient(one: Owner) -> Node:
