@@ -61,9 +61,9 @@ def test_a_rank_says_what_is_wrong_with_the_data(job: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("verb", ["prove", "measure"])
 def test_what_is_not_run_is_refused_at_once(verb: str, job: Path) -> None:
-    done = command(verb, job, "--recompute", "{sqrt: true}")
+    done = command(verb, job, "--attention", "mem-efficient")
     assert done.returncode == 2
-    assert "recompute = sqrt: is not run yet" in done.stderr
+    assert "attention = mem-efficient: is not run yet" in done.stderr
 
 
 def test_a_launcher_with_another_number_of_ranks(job: Path) -> None:

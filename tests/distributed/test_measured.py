@@ -33,6 +33,8 @@ CASES = {
     "full recomputation": job("fsdp2", recompute="full"),
     "every second layer": job("ddp", recompute={"every": 2}),
     "the first two layers": job("fsdp2", recompute={"layers": 2}),
+    "groups of layers": job("fsdp2", recompute={"sqrt": True}),
+    "MLPs alone, bf16": job("ddp", recompute={"modules": ["mlp"]}, precision="bf16-mixed"),
     "eager": job("ddp", attention="eager"),
     "math": job("ddp", attention="math"),
     "no clipping, SGD": job("fsdp2", grad_clip=False, optimizer={"name": "sgd", "impl": "foreach"}),
@@ -66,7 +68,7 @@ FOUR = {
     "DeepSpeed ZeRO-2, fp16": job("deepspeed", zero_stage=2, options=BUCKETS, precision="fp16-mixed"),
     "DeepSpeed ZeRO-3, bf16": job("deepspeed", zero_stage=3, options=STAGE_3, precision="bf16-mixed"),
     "DeepSpeed ZeRO-3, one micro-batch": job(
-        "deepspeed", zero_stage=3, options=STAGE_3, data={**DATA, "grad_accum": 1}, recompute="full"
+        "deepspeed", zero_stage=3, options=STAGE_3, data={**DATA, "grad_accum": 1}, recompute={"sqrt": True}
     ),
 }
 

@@ -40,6 +40,8 @@ TWO = {
     "full recomputation": job_of("fsdp2", 2, recompute="full"),
     "every second layer": job_of("ddp", 2, recompute={"every": 2}),
     "the first two layers": job_of("fsdp2", 2, recompute={"layers": 2}),
+    "groups of layers": job_of("fsdp2", 2, recompute={"sqrt": True}),
+    "MLPs alone, bf16": job_of("fsdp2", 2, recompute={"modules": ["mlp"]}, precision="bf16-mixed"),
     "eager": job_of("fsdp2", 2, attention="eager"),
     "math": job_of("ddp", 2, attention="math"),
     "no clipping, SGD": job_of(
@@ -68,7 +70,7 @@ TWO = {
         optimizer={"name": "adamw", "impl": "for-loop"},
     ),
     "DeepSpeed ZeRO-3, tied": job_of(
-        "deepspeed", 2, zero_stage=3, options=STAGE_3, model={"tie_word_embeddings": True}, recompute="full"
+        "deepspeed", 2, zero_stage=3, options=STAGE_3, model={"tie_word_embeddings": True}, recompute={"sqrt": True}
     ),
     "DeepSpeed ZeRO-3, no clipping, SGD": job_of(
         "deepspeed",

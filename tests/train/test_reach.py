@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("stack_version", {"stack_version": "5.1"}),
     ("data.padding_mask", {"data": {"padding_mask": True}}),
     ("data.seq_len_mean", {"data": {"seq_len_mean": 12}}),
-    ("recompute", {"recompute": {"sqrt": True}}),
+    ("recompute", {"recompute": {"modules": ["core_attn"]}}),
     ("recompute", {"recompute": "selective"}),
     ("attention", {"attention": "mem-efficient"}),
     ("loss", {"loss": "chunked"}),

@@ -20,12 +20,13 @@ from ullage.engines.fsdp2.policy import unwrapped
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import ALL_LINEAR, unmodelled
 from ullage.job.job import Job, Lora
+from ullage.trace.checkpointed import recompute
+from ullage.trace.reach import not_built
 from ullage.trace.run import Factory
-from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, layers_of, mesh_of, optimizer_of, unsynced, wrapped
+from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimizer_of, unsynced, wrapped
 
 ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "math": "sdpa", "eager": "eager"}
 """The implementation's name in transformers; which of sdpa's kernels runs is torch's choice."""
-RECOMPUTE = ("none", "full", "every", "layers")
 _ENGINES = ("single", "ddp", "zero1", "fsdp2")
 _REMEDY = "write a factory (ullage trace module:function), which may do anything that torch can"
 
@@ -47,7 +48,7 @@ def _refuse(job: Job) -> None:
         "layout.pp": layout.pp if layout.pp > 1 else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
-        "recompute": job.recompute.kind if job.recompute.kind not in RECOMPUTE else None,
+        "recompute": not_built(job.recompute),
         "attention": job.attention if job.attention == "math" else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
@@ -114,7 +115,7 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
             f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
         ) from None
     model.train()
-    _recompute(job, model)
+    recompute(job, model)
     if job.lora is not None:
         model = _adapted(job, job.lora, model)
     assert isinstance(model, nn.Module)
@@ -140,21 +141,6 @@ def _adapted(job: Job, lora: Lora, model: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that it gives up
         return get_peft_model(model, config, autocast_adapter_dtype=lora.dtype in (None, "fp32"))
-
-
-def _recompute(job: Job, model: Any) -> None:
-    if job.recompute.kind == "none":
-        return
-    every = job.recompute.every if job.recompute.kind == "every" else 1
-    if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
-    elif every == 1:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    else:
-        raise Unsupported("is not in the transformers that is installed", key="recompute.every", value=every)
-    if job.recompute.kind == "layers":
-        for layer in [*layers_of(model)][job.recompute.layers :]:
-            layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
 def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:

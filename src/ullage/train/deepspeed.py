@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ullage.formats import deepspeed as configuration
 from ullage.formats.tree import nested
 from ullage.job.job import Job
 from ullage.trace.models import build
+from ullage.trace.patch import replaced
 from ullage.trace.wrapped import optimizer_of
 from ullage.train.composed import Run, Stepped, kernels, with_rates
 
@@ -36,15 +38,20 @@ _OF_EVERY_RUN = {
 }
 
 
+@dataclass(kw_only=True)
 class DeepSpeedRun(Run):
-    """model: DeepSpeed's engine, which clips, scales losses and steps by itself. optimizer: the one that it wraps."""
+    """model: DeepSpeed's engine, which clips, scales losses and steps by itself. optimizer: the one that it wraps.
+
+    linear: torch's function as the engine wants it, which under ZeRO-3 replaces it for the whole process.
+    """
 
     model: Any
+    linear: Any
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
         total = torch.zeros((), device=self.device)
         norm = None
-        with kernels(self.job):
+        with kernels(self.job), replaced(nn.functional, "linear", self.linear):
             for number, ids in enumerate(micro_batches, 1):
                 ids = ids.to(self.device)
                 loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -87,10 +94,14 @@ def run_of(job: Job, *, device: torch.device, lr: float, weight_decay: float, we
     keys = {path: value for path, value in configuration.leaves(job).items() if path[0] != "optimizer" or own}
     keys |= {("optimizer", "params", name): value for name, value in rates.items() if own}
     keys |= {(name,): value for name, value in _OF_EVERY_RUN.items()}
-    engine, *_ = deepspeed.initialize(
-        model=bare, model_parameters=bare.parameters(), optimizer=client, config=nested(keys)
+    with replaced(nn.functional, "linear", nn.functional.linear):
+        engine, *_ = deepspeed.initialize(
+            model=bare, model_parameters=bare.parameters(), optimizer=client, config=nested(keys)
+        )
+        linear = nn.functional.linear
+    return DeepSpeedRun(
+        job=job, model=engine, optimizer=engine.basic_optimizer, scaler=None, device=device, linear=linear
     )
-    return DeepSpeedRun(job=job, model=engine, optimizer=engine.basic_optimizer, scaler=None, device=device)
 
 
 def _prepare(device: torch.device) -> None:

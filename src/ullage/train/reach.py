@@ -5,12 +5,12 @@ from __future__ import annotations
 from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.job.precision import resolve
+from ullage.trace.reach import not_built
 
 ENGINES = ("single", "ddp", "zero1", "fsdp2", "deepspeed")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
-RECOMPUTE = ("none", "full", "every", "layers")
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
@@ -51,7 +51,7 @@ def refuse_what_is_not_run(job: Job) -> None:
         "layout.ep": layout.ep if layout.ep > 1 else None,
         "data.padding_mask": "true" if job.data.padding_mask else None,
         "data.seq_len_mean": job.data.seq_len_mean,
-        "recompute": job.recompute.kind if job.recompute.kind not in RECOMPUTE else None,
+        "recompute": not_built(job.recompute),
         "attention": job.attention if job.attention not in ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         "lora": "set" if job.lora is not None else None,
