@@ -52,14 +52,10 @@ CASES = {
     "1F1B, full recomputation": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute="full"),
     "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),
     "interleaved 1F1B": job("fsdp2", layout={**PP, "vpp": 2, "schedule": "interleaved-1f1b"}, data=FOUR_BATCHES),
-}
-FOUR = {
-    "HSDP": job("fsdp2", 4, shard_group=2),
-    "ZeRO-3 on four": job("fsdp2", 4),
-    "ZeRO-3 x TP": job("fsdp2", 4, layout=TP),
-    "ZeRO-3 x PP": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES),
-    "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
-    "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),
+    "adapters": job("ddp", lora={"rank": 8}, precision="bf16-mixed"),
+    "adapters of a base in bf16": job(
+        "ddp", lora={"rank": 8, "targets": "all-linear", "dropout": 0.1}, precision="bf16", recompute="full"
+    ),
     "DeepSpeed": job("deepspeed", zero_stage=0),
     "DeepSpeed ZeRO-1": job("deepspeed", zero_stage=1, options=BUCKETS),
     "DeepSpeed ZeRO-1, bf16, summed in fp32": job(
@@ -70,6 +66,14 @@ FOUR = {
     "DeepSpeed ZeRO-3, one micro-batch": job(
         "deepspeed", zero_stage=3, options=STAGE_3, data={**DATA, "grad_accum": 1}, recompute={"sqrt": True}
     ),
+}
+FOUR = {
+    "HSDP": job("fsdp2", 4, shard_group=2),
+    "ZeRO-3 on four": job("fsdp2", 4),
+    "ZeRO-3 x TP": job("fsdp2", 4, layout=TP),
+    "ZeRO-3 x PP": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES),
+    "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
+    "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),
 }
 
 

@@ -60,6 +60,10 @@ TWO = {
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
     "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
     "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),
+    "adapters": job_of("ddp", 2, lora={"rank": 8}, precision="bf16-mixed"),
+    "adapters of a base in bf16": job_of(
+        "ddp", 2, lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"
+    ),
     "DeepSpeed": job_of("deepspeed", 2, zero_stage=0),
     "DeepSpeed ZeRO-1": job_of("deepspeed", 2, zero_stage=1, options=BUCKETS),
     "DeepSpeed ZeRO-2, overlapping": job_of(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import distributed
 
+from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.train.answers import Proof, Row
 from ullage.train.batches import micro_batches, tokens_of
@@ -27,6 +28,13 @@ fp16: the root of that."""
 
 def prove(job: Job, settings: Settings) -> Proof | None:
     """Runs the job on its ranks and then on one of them alone. The proof on rank 0, None on the others."""
+    if job.lora is not None and job.lora.dropout:
+        raise Unsupported(
+            "each rank drops other elements than one device",
+            key="lora.dropout",
+            value=job.lora.dropout,
+            remedy="prove it with 0",
+        )
     losses, norms, weights, _ = _ran(job, settings)
     if distributed.is_initialized() and distributed.get_rank():
         return None

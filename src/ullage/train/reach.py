@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ullage.engines.reach import ADAPTERS
 from ullage.errors import Unsupported
+from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
 from ullage.job.precision import resolve
 from ullage.trace.reach import not_built
@@ -11,6 +13,8 @@ ENGINES = ("single", "ddp", "zero1", "fsdp2", "deepspeed")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
+OF_ADAPTERS = ("bf16-mixed", "bf16")
+"""The frozen base is in bf16."""
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
@@ -54,7 +58,8 @@ def refuse_what_is_not_run(job: Job) -> None:
         "recompute": not_built(job.recompute),
         "attention": job.attention if job.attention not in ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
-        "lora": "set" if job.lora is not None else None,
+        "lora": "set" if job.lora is not None and engine.name not in ADAPTERS else None,
+        **(unmodelled(job.lora) if job.lora is not None else {}),
         "freeze": list(job.freeze) or None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
@@ -91,15 +96,16 @@ def _refuse_options(job: Job) -> None:
 
 def _refuse_types(job: Job) -> None:
     options = job.engine.options
-    known = PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
+    known = OF_ADAPTERS if job.lora is not None else PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
     if job.precision not in [resolve(name, job.engine.name, options) for name in known]:
         raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(known))
     if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
-    stepped = job.precision.master or job.precision.params
-    if job.optimizer.state != stepped:
+    stepped = adapters_type(job.lora) if job.lora is not None else job.precision.master or job.precision.params
+    default = job.lora is not None and job.optimizer.state == job.precision.params
+    if job.optimizer.state != stepped and not default:
         raise Unsupported(
             f"torch's optimizers keep moments in the type of what they step, {stepped}",
             key="optimizer.state",

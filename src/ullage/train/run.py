@@ -33,6 +33,8 @@ def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
     extras = {"torch": "train", "transformers": "train"}
     if job.engine.name == "deepspeed":
         extras["deepspeed"] = "deepspeed"
+    if job.lora is not None:
+        extras["peft"] = "train"
     for needed, extra in extras.items():
         if find_spec(needed) is None:
             raise Unsupported("is not installed", key=needed, remedy=f"pip install 'ullage[{extra}]'")
