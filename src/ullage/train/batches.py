@@ -7,12 +7,12 @@ from torch import distributed
 
 from ullage.errors import Unsupported
 from ullage.job.job import Job
-from ullage.train.settings import Settings
+from ullage.train.settings import Settings, Training
 from ullage.train.tokens import TOKEN_FILES, Packed, Random, Tokens
 
 
-def tokens_of(job: Job, settings: Settings) -> Tokens:
-    vocab, seq_len = _vocabulary(job), job.data.seq_len
+def tokens_of(job: Job, settings: Settings | Training) -> Tokens:
+    vocab, seq_len = vocabulary(job), job.data.seq_len
     if not settings.data:
         return Random(vocab, seq_len, settings.seed)
     for path in settings.data:
@@ -40,7 +40,7 @@ def _rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def _vocabulary(job: Job) -> int:
+def vocabulary(job: Job) -> int:
     vocab = job.model.keys.get("vocab_size")
     if not isinstance(vocab, int):
         from ullage.trace.models import config_of

@@ -78,6 +78,10 @@ def _order(count: int, seed: int, epoch: int) -> Any:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
 
 
+def type_of_bin(vocab: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab <= LARGEST_UINT16 else "<u4")
+
+
 def opened(path: Path, vocab: int) -> Any:
     """A token file as a mapped array; InvalidInput where it is none."""
     try:
@@ -85,7 +89,7 @@ def opened(path: Path, vocab: int) -> Any:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             size = path.stat().st_size
-            kind = np.dtype("<u2" if vocab <= LARGEST_UINT16 else "<u4")
+            kind = type_of_bin(vocab)
             if size % kind.itemsize:
                 raise InvalidInput(f"has {size} bytes, no whole number of {kind.name}", key="--data", value=str(path))
             array = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
