@@ -14,6 +14,7 @@ CODES = {
     "UnknownName": "unknown-name",
     "Unsupported": "unsupported",
     "Infeasible": "infeasible",
+    "OutOfMemory": "out-of-memory",
 }
 
 

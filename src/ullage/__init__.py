@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         Proof,
         Settings,
         Shown,
+        Step,
+        Trained,
+        Training,
         Validation,
         Why,
         as_dict,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
         Contradiction,
         Infeasible,
         InvalidInput,
+        OutOfMemory,
         UllageError,
         UnknownKey,
         UnknownName,
@@ -63,10 +67,14 @@ __all__ = [
     "Job",
     "Measured",
     "ModelFacts",
+    "OutOfMemory",
     "Planned",
     "Proof",
     "Settings",
     "Shown",
+    "Step",
+    "Trained",
+    "Training",
     "UllageError",
     "UnknownKey",
     "UnknownName",
@@ -90,7 +98,16 @@ __all__ = [
 ]
 
 _ERRORS = frozenset(
-    {"Contradiction", "Infeasible", "InvalidInput", "UllageError", "UnknownKey", "UnknownName", "Unsupported"}
+    {
+        "Contradiction",
+        "Infeasible",
+        "InvalidInput",
+        "OutOfMemory",
+        "UllageError",
+        "UnknownKey",
+        "UnknownName",
+        "Unsupported",
+    }
 )
 
 

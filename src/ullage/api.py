@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ullage.planner.plan import Answer as Planned
     from ullage.postmortem.why import Why
     from ullage.techniques.told import Shown
-    from ullage.train.answers import Measured, Proof
-    from ullage.train.settings import Settings
+    from ullage.train.answers import Measured, Proof, Step, Trained
+    from ullage.train.settings import Settings, Training
     from ullage.validation.compare import Validation
     from ullage.watching.watch import Module, Optimizer, Watch
 
@@ -39,6 +39,9 @@ __all__ = [
     "Proof",
     "Settings",
     "Shown",
+    "Step",
+    "Trained",
+    "Training",
     "Validation",
     "Why",
     "as_dict",
@@ -52,6 +55,7 @@ __all__ = [
     "prove",
     "read_job",
     "show",
+    "train",
     "validate",
     "watch",
     "why",
@@ -224,7 +228,18 @@ def watch(
     return Watch(job, model, optimizer, say=say)
 
 
-def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation | Why) -> dict[str, object]:
+def train(job: Job, training: Training, tell: Callable[[Step], None] | None = None) -> Trained | None:
+    """The job over its data, with checkpoints, metrics and the trained model under training.out; goes on from what is there.
+
+    Started as ``prove`` is. tell: called on rank 0, in its process, after each step; a function of a module. Raises Infeasible where the
+    job does not fit its cluster, OutOfMemory where a GPU ran out. Import it from ``ullage.api``: ``ullage.train`` is the package.
+    """
+    from ullage.train.run import train
+
+    return train(job, training, tell)
+
+
+def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Trained | Validation | Why) -> dict[str, object]:
     """The JSON object of docs/job.md, docs/show.md and docs/train.md, in plain Python values: what the commands print as JSON."""
     from ullage.report import json
 
@@ -233,7 +248,7 @@ def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation |
     from ullage.planner.plan import Answer
     from ullage.postmortem.why import Why
     from ullage.techniques.told import Shown
-    from ullage.train.answers import Measured, Proof
+    from ullage.train.answers import Measured, Proof, Trained
 
     if isinstance(answer, Why):
         from ullage.report import why_json
@@ -243,6 +258,8 @@ def as_dict(answer: Estimate | Measured | Planned | Proof | Shown | Validation |
         return json.proof(answer)
     if isinstance(answer, Measured):
         return json.measured(answer)
+    if isinstance(answer, Trained):
+        return json.trained(answer)
     if isinstance(answer, Answer):
         return json.planned(answer)
     return json.shown(answer) if isinstance(answer, Shown) else json.validation(answer)
@@ -274,15 +291,14 @@ def __getattr__(name: str) -> object:
         from ullage.postmortem.why import Why
 
         return Why
-    if name in ("Measured", "Proof"):
+    if name in ("Measured", "Proof", "Step", "Trained"):
         from ullage.train import answers
 
-        found: object = getattr(answers, name)
-        return found
-    if name == "Settings":
-        from ullage.train.settings import Settings
+        return getattr(answers, name)
+    if name in ("Settings", "Training"):
+        from ullage.train import settings
 
-        return Settings
+        return getattr(settings, name)
     if name == "ModelFacts":
         from ullage.model.facts import ModelFacts
 

@@ -6,7 +6,8 @@
     │   ├── Contradiction          two keys that exclude each other
     │   └── UnknownName            a model, device or engine that no catalogue holds
     ├── Unsupported                the input is right and ullage does not model it (yet)
-    └── Infeasible                 the layout cannot exist on this cluster; a search counts these
+    ├── Infeasible                 the layout cannot exist on this cluster; a search counts these
+    └── OutOfMemory                a training asked a GPU for more than it had
 
 Each message names the value, the limit, the place and the remedy. A broken invariant of ours is an ``assert``.
 """
@@ -81,6 +82,12 @@ class Unsupported(UllageError):
 
 class Infeasible(UllageError):
     code = "infeasible"
+
+
+class OutOfMemory(UllageError):
+    """``value``: a file with the traceback, for ``ullage why``."""
+
+    code = "out-of-memory"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

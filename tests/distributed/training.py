@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ullage.errors import UllageError
 from ullage.job.job import Job
 from ullage.job.read import read_job
-from ullage.train.settings import Settings
+from ullage.train.settings import Settings, Training
 
 LLAMA: Mapping[str, object] = {
     "model_type": "llama",
@@ -36,6 +36,9 @@ IMPORTS = (
     "torch.distributed.optim",
     "ullage.trace.models",
     "ullage.train.deepspeed",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.utils.tensorboard",
+    "ullage.train.loop",
     "ullage.train.measured",
     "ullage.train.proof",
     "tests.distributed.training",
@@ -72,6 +75,19 @@ def all_measured(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
     from ullage.train.measured import measure
 
     return _each(measure, jobs, settings)
+
+
+def all_trained(cases: Sequence[tuple[Job, Training]]) -> list[Any]:
+    """The answer of each training in order, on rank 0; the error's text where one is refused."""
+    from ullage.train.run import train
+
+    found: list[Any] = []
+    for job, training in cases:
+        try:
+            found.append(train(job, training))
+        except UllageError as error:
+            found.append(str(error))
+    return found
 
 
 def _each(verb: Callable[[Job, Settings], Any], jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:

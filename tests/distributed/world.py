@@ -65,6 +65,38 @@ def run(
                 one.answer.close()
 
 
+def killed(
+    of: ForkServerContext,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    ranks: int,
+    first: int,
+    moment: Callable[[], bool],
+    timeout_s: float,
+) -> bool:
+    """The same, killed (SIGKILL) once ``moment`` says so: rank ``first``, then the others. Whether it came to that before all answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = [_start(of, function, arguments, rank, ranks, Path(folder)) for rank in range(ranks)]
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not moment():
+                if all(one.answer.poll() for one in started):
+                    _answers(started, deadline, timeout_s)
+                    return False
+                if time.monotonic() > deadline:
+                    raise Failed(f"nothing to kill in {timeout_s:g} s\n{_logs(started)}")
+                time.sleep(0.002)
+            return True
+        finally:
+            for one in (started[first], *started):
+                one.process.kill()
+            for one in started:
+                one.process.join()
+                one.process.close()
+                one.answer.close()
+
+
 def _start(
     of: ForkServerContext, function: Callable[..., Any], arguments: Sequence[Any], rank: int, ranks: int, folder: Path
 ) -> _Rank:

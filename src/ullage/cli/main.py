@@ -29,6 +29,7 @@ COMMANDS = {
     "trace": "real code run on fake tensors, every allocation with its life",
     "measure": "a few steps of a job, what its ranks held, and how far the estimate is off",
     "prove": "a job run on its ranks and on one device, and whether they agree",
+    "train": "a job over its data, with checkpoints, going on where it was killed",
     "timeline": "a step's memory over time, drawn, or a real snapshot beside the account",
     "validate": "estimates held against measured runs",
 }

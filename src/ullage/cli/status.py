@@ -2,6 +2,7 @@
 
 OF_VERDICT = {"fits": 0, "oom": 1, "tight": 3}
 WRONG_INPUT = 2
+RAN_OUT = 4  # of a training that had started
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ullage.model.facts import ModelFacts
     from ullage.planner.plan import Answer
     from ullage.techniques.told import Shown
-    from ullage.train.answers import Measured, Proof, RankMemory
+    from ullage.train.answers import Measured, Proof, RankMemory, Trained
     from ullage.validation.compare import Row, Validation
     from ullage.validation.summary import Summary
 
@@ -203,6 +203,11 @@ def proof(answer: Proof) -> dict[str, object]:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()
     }
+
+
+def trained(answer: Trained) -> dict[str, object]:
+    """``ullage train --json``."""
+    return asdict(answer) | {"versions": list(answer.versions)}
 
 
 def measured(answer: Measured) -> dict[str, object]:

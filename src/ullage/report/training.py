@@ -1,4 +1,4 @@
-"""What the runs of a job answer, as text: a proof, a step's line."""
+"""What the runs of a job answer, as text: a proof, what was measured, a training and each of its steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.report.console import heading
-from ullage.report.words import error, plural, settings
-from ullage.units import mib
+from ullage.report.words import error, in_gib, plural, settings
+from ullage.units import format_bytes, mib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ullage.job.job import Job
-    from ullage.train.answers import Measured, Proof
+    from ullage.train.answers import Measured, Proof, Step, Trained
 
 _SHOWN_STEPS = 10
 
@@ -97,3 +97,47 @@ def _ranks(found: Measured) -> Table:
         sizes = (one.allocated_bytes, one.reserved_bytes, one.device_bytes)
         table.add_row(str(one.rank), *("" if size is None else f"{mib(size):,.3f}" for size in sizes))
     return table
+
+
+def step_line(step: Step, predicted_bytes: int | None, capacity_bytes: int) -> str:
+    """``step 12/500  loss 3.1416  1,234 tokens/s  MFU 41.0 %  41.20 GiB of 42.03 predicted, 79.11 there``."""
+    parts = [
+        f"step {step.step:,}/{step.steps:,}",
+        f"loss {step.loss:.4f}" + (" (skipped: fp16 overflow)" if step.skipped else ""),
+        f"{step.tokens_per_s:,.0f} tokens/s",
+    ]
+    if step.mfu is not None:
+        parts.append(f"MFU {100 * step.mfu:.1f} %")
+    return "  ".join([*parts, _memory(step.memory_bytes, step.reserved_bytes is None, predicted_bytes, capacity_bytes)])
+
+
+def _memory(used: int, resident: bool, predicted: int | None, capacity: int) -> str:
+    """What a GPU's allocator held against the prediction and the card; of a process on the CPU, its size."""
+    expected = "no prediction" if predicted is None else f"{format_bytes(predicted)} predicted"
+    if resident:
+        return f"{format_bytes(used)} resident (on the job's GPU {expected} of {in_gib(capacity)})"
+    return f"{format_bytes(used)} allocated ({expected}, {in_gib(capacity)} there)"
+
+
+def trained_report(found: Trained, job: Job) -> Iterator[RenderableType]:
+    """How far it came, and where what it wrote is."""
+    first, last = found.first, found.last
+    if first is None or last is None:
+        yield Text(f"NOTHING LEFT TO DO  step {found.resumed:,} was the last", style="bold green")
+    else:
+        since = f", from step {found.resumed:,}" if found.resumed else ""
+        yield Text(
+            f"TRAINED  {plural(last.step, 'step')}{since}, loss {first.loss:.4f} to {last.loss:.4f}", style="bold green"
+        )
+    yield Text(
+        f"{plural(found.ranks, 'rank')}, {found.device}, {', '.join(found.versions)}: {', '.join(settings(job))}"
+    )
+    if last is not None and found.step_s is not None and found.memory_bytes is not None:
+        speed = f"{found.step_s:.3f} s a step, {last.tokens_per_s * last.step_s / found.step_s:,.0f} tokens/s"
+        memory = _memory(found.memory_bytes, last.reserved_bytes is None, found.predicted_bytes, found.capacity_bytes)
+        yield Text(f"{speed}, at most {memory}")
+    yield heading("Written")
+    table = Table.grid(padding=(0, 2))
+    for name, path in (("model", found.exported), ("checkpoint", found.checkpoint), ("metrics", found.metrics)):
+        table.add_row(name, path)
+    yield table

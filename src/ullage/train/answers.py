@@ -84,3 +84,52 @@ class Measured:
     @property
     def within(self) -> bool:
         return abs(self.error) <= self.bound
+
+
+@frozen
+class Step:
+    """One optimizer step of a training: a row of metrics.jsonl.
+
+    loss: mean over all ranks' micro-batches, before the step. grad_norm: before clipping; None without clipping. skipped: fp16's
+    gradients overflowed, and nothing was stepped. tokens: seen since the run began, by all ranks. mfu: model FLOPs over what the job's
+    GPUs could do; None on the CPU. memory_bytes: of the rank that holds most: on a GPU the most that was allocated in the step, on the
+    CPU the resident size of the process.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    skipped: bool
+    loss_scale: float | None
+    tokens: int
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    memory_bytes: int
+    reserved_bytes: int | None
+
+
+@frozen
+class Trained:
+    """first, last: the first and the last step of this start; None where none was left to do. resumed: the step that it went on from.
+
+    step_s: mean of its steps but the first; None where it is alone. memory_bytes: the most of any, as in Step. predicted_bytes: the
+    estimate's allocated; None: no estimate.
+    """
+
+    device: str
+    versions: tuple[str, ...]
+    ranks: int
+    steps: int
+    resumed: int
+    first: Step | None
+    last: Step | None
+    step_s: float | None
+    memory_bytes: int | None
+    predicted_bytes: int | None
+    capacity_bytes: int
+    checkpoint: str
+    exported: str
+    metrics: str

@@ -5,13 +5,17 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.job.job import Job
-from ullage.train.reach import refuse_what_is_not_run
-from ullage.train.settings import Settings
+from ullage.train.places import place
+from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.settings import Settings, Training
 
 if TYPE_CHECKING:
-    from ullage.train.answers import Measured, Proof
+    from collections.abc import Callable
+
+    from ullage.engines.estimate import Estimate
+    from ullage.train.answers import Measured, Proof, Step, Trained
 
 
 def prove(job: Job, settings: Settings) -> Proof | None:
@@ -29,7 +33,47 @@ def measure(job: Job, settings: Settings) -> Measured | None:
     return found
 
 
-def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
+def train(job: Job, training: Training, tell: Callable[[Step], None] | None = None) -> Trained | None:
+    """The job over its data (loop.py). None on a rank that a launcher has started and that is not the first."""
+    _refuse(job)
+    refuse_what_is_not_kept(job)
+    expected = fit(job)
+    if expected is not None and expected.verdict == "oom" and not training.force:
+        raise Infeasible(
+            "does not fit, even by the low estimate",
+            key="job",
+            value=f"{expected.peak.low_bytes:,} of {expected.capacity_bytes:,} bytes a GPU",
+            remedy="ullage plan finds what fits; --force starts it all the same",
+        )
+    if place() is None:  # before there are ranks that wait for it
+        from ullage.train.documents import prepare
+
+        prepare(job, training)
+    predicted = expected.peak.allocated_bytes if expected is not None else None
+    found: Trained | None = _on_ranks("ullage.train.loop", "train", job, training, tell, predicted)
+    return found
+
+
+def fit(job: Job) -> Estimate | None:
+    """The job's estimate; None where it has none."""
+    from ullage.engines.estimate import estimate
+
+    try:
+        return estimate(job)
+    except Unsupported:
+        return None
+
+
+def on_gpus() -> bool:
+    """Whether ranks run on GPUs here."""
+    if find_spec("torch") is None:
+        return False
+    from ullage.train.ranks import device_of
+
+    return device_of(0).type == "cuda"
+
+
+def _refuse(job: Job) -> None:
     extras = {"torch": "train", "transformers": "train"}
     if job.engine.name == "deepspeed":
         extras["deepspeed"] = "deepspeed"
@@ -39,6 +83,10 @@ def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
         if find_spec(needed) is None:
             raise Unsupported("is not installed", key=needed, remedy=f"pip install 'ullage[{extra}]'")
     refuse_what_is_not_run(job)
+
+
+def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
+    _refuse(job)
     from importlib import import_module
 
     from ullage.train.ranks import on_ranks

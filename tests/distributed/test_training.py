@@ -1,0 +1,177 @@
+"""Trainings that go on where they were ended: bit by bit on the same layout, within rounding on another, and after every SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.distributed.training import IMPORTS, all_trained, job_of
+from tests.distributed.world import context, killed, run
+
+from ullage.job.job import Job
+from ullage.train.answers import Trained
+from ullage.train.checkpoints import complete
+from ullage.train.settings import Training
+
+TIMEOUT_S = 300.0
+STEPS, BEGUN = 6, 3
+KILLS = 25
+SGD = {"name": "sgd", "impl": "foreach"}
+FOUR = {"grad_accum": 1}  # the same eight sequences a step on four ranks
+ONE = {"grad_accum": 4}
+
+JOBS = {
+    "DDP": job_of("ddp", 2),
+    "ZeRO-1": job_of("zero1", 2),
+    "ZeRO-3": job_of("fsdp2", 2),
+    "ZeRO-3, tied": job_of("fsdp2", 2, model={"tie_word_embeddings": True}),
+    "DDP, dropout": job_of("ddp", 2, model={"attention_dropout": 0.3}),
+    "DDP, fp16": job_of("ddp", 2, precision="fp16-mixed"),
+    "ZeRO-3, bf16": job_of("fsdp2", 2, precision="bf16-mixed"),
+    "SGD, momentum": job_of("ddp", 2, optimizer=SGD, options={"momentum": 0.9}),
+    "SGD": job_of("fsdp2", 2, optimizer=SGD),
+}
+OTHER_LAYOUTS = {
+    "DDP to ZeRO-3": ("DDP", job_of("fsdp2", 2)),
+    "ZeRO-1 to DDP": ("ZeRO-1", job_of("ddp", 2)),
+    "ZeRO-3 to ZeRO-1": ("ZeRO-3", job_of("zero1", 2)),
+    "DDP to ZeRO-3 on four": ("DDP", job_of("fsdp2", 4, data=FOUR)),
+    "ZeRO-1 to ZeRO-1 on four": ("ZeRO-1", job_of("zero1", 4, data=FOUR)),
+    "ZeRO-3 to HSDP on four": ("ZeRO-3", job_of("fsdp2", 4, shard_group=2, data=FOUR)),
+    "ZeRO-3 to one device": ("ZeRO-3", job_of("single", 1, data=ONE)),
+}
+
+
+def training(out: Path, data: Path, **keys: object) -> Training:
+    settings = {"steps": STEPS, "lr": 1e-3, "warmup_steps": 2, "save_every": BEGUN, "keep": 9, **keys}
+    return Training(out=out, data=(data,), **settings)  # type: ignore[arg-type]
+
+
+def losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(rows[0]["step"], rows[0]["step"] + len(rows)))
+    return [row["loss"] for row in rows]
+
+
+def folder(name: str) -> str:
+    return name.replace(" ", "_").replace(",", "")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "tokens.npy"
+    np.save(path, np.random.Generator(np.random.PCG64(1)).integers(0, 384, 24 * 20, dtype=np.uint16))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Each job to its end, and again from its first checkpoint into another folder; the worlds are started once."""
+    root = tmp_path_factory.mktemp("runs")
+    cases: dict[int, list[tuple[Job, Training]]] = {1: [], 2: [], 4: []}
+    for name, job in JOBS.items():
+        first = root / folder(name)
+        cases[2].append((job, training(first, data)))
+        cases[2].append((job, training(root / folder(f"{name} again"), data, resume=first / f"step-{BEGUN}")))
+    for name, (source, job) in OTHER_LAYOUTS.items():
+        begun = root / folder(source) / f"step-{BEGUN}"
+        cases[job.layout.world].append((job, training(root / folder(name), data, resume=begun)))
+    for ranks in (2, 1, 4):
+        for found in run(context(*IMPORTS), all_trained, (cases[ranks],), ranks=ranks, timeout_s=TIMEOUT_S)[0]:
+            assert isinstance(found, Trained), found
+    return root
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_same_layout_goes_on_bit_by_bit(name: str, runs: Path) -> None:
+    whole = losses(runs / folder(name))
+    assert len(whole) == STEPS
+    assert len(set(whole)) == STEPS  # it learns, or at least moves
+    assert losses(runs / folder(f"{name} again")) == whole[BEGUN:]
+
+
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_another_layout_goes_on_within_rounding(name: str, runs: Path) -> None:
+    source, _ = OTHER_LAYOUTS[name]
+    assert losses(runs / folder(name)) == pytest.approx(losses(runs / folder(source))[BEGUN:], rel=1e-5)
+
+
+def test_what_is_exported_is_what_was_trained(runs: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def exported(name: str) -> dict[str, torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(runs / folder(name) / "hf", local_files_only=True)
+        assert next(model.parameters()).dtype == torch.float32
+        assert model.config.use_cache
+        assert model.config.tie_word_embeddings == (name == "ZeRO-3, tied")
+        found: dict[str, torch.Tensor] = model.state_dict()
+        return found
+
+    sharded, again, alone = (exported(name) for name in ("ZeRO-3", "ZeRO-3 again", "ZeRO-3 to one device"))
+    assert exported("ZeRO-3, tied").keys() == sharded.keys()
+    for name, value in sharded.items():
+        assert torch.equal(value, again[name])
+        torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=1e-5)
+
+
+def test_kills_lose_nothing(tmp_path: Path, data: Path) -> None:
+    """SIGKILL on one rank and then on the other, 25 times, every second time while a checkpoint is being written."""
+    job, steps = job_of("fsdp2", 2, model={"num_hidden_layers": 1, "attention_dropout": 0.3}), 30
+    drawn = random.Random(5)
+    expected = tmp_path / "whole"
+    here = context(*IMPORTS)
+    settings = {"steps": steps, "save_every": 1, "keep": 2}
+    (found,) = run(here, all_trained, ([(job, training(expected, data, **settings))],), ranks=2, timeout_s=TIMEOUT_S)[0]
+    assert isinstance(found, Trained), found
+    whole = losses(expected)
+
+    kills = torn = ends = 0
+    out = tmp_path / "out"
+    while kills < KILLS or ends == 0:
+        moment = (_while_saving if kills % 2 else _after)(out, drawn.randrange(4))
+        if kills == KILLS:
+            moment = _never
+        arguments = ([(job, training(out, data, **settings))],)
+        if killed(here, all_trained, arguments, ranks=2, first=drawn.randrange(2), moment=moment, timeout_s=TIMEOUT_S):
+            kills += 1
+            torn += bool([*out.glob("*.part")])
+        else:
+            assert losses(out) == whole
+            ends += 1
+            shutil.rmtree(out)
+    assert torn >= KILLS // 4
+
+
+def _never() -> bool:
+    return False
+
+
+def _after(out: Path, steps: int) -> Callable[[], bool]:
+    """Once as many steps have been added to metrics.jsonl."""
+    file = out / "metrics.jsonl"
+    seen: list[int] = []
+
+    def come() -> bool:
+        size = file.stat().st_size if file.exists() else 0
+        if not seen or size != seen[-1]:
+            seen.append(size)
+        return len(seen) > steps + 1
+
+    return come
+
+
+def _while_saving(out: Path, saves: int) -> Callable[[], bool]:
+    """While the next checkpoint but ``saves`` is half-written."""
+    begun = complete(out)[-1][0] if out.exists() and complete(out) else 0
+
+    def come() -> bool:
+        done = complete(out)[-1][0] if out.exists() and complete(out) else 0
+        return done >= begun + saves and any(out.glob("step-*.part"))
+
+    return come

@@ -1,0 +1,301 @@
+"""How a training ends that cannot go on: each with one error, and with the last whole checkpoint as it was."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.distributed.training import job_of
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from ullage.cli.main import main
+from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError, Unsupported
+from ullage.job.write import job_to_dict
+from ullage.train.checkpoints import claimed, complete
+from ullage.train.composed import Run, Stepped
+from ullage.train.loop import factor
+from ullage.train.run import train
+from ullage.train.settings import Training
+
+JOB = job_of("single", 1, model={"num_hidden_layers": 1})
+OOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.50 GiB is free. "
+    "Including non-PyTorch memory, this process has 77.60 GiB memory in use. Of the allocated memory 76.00 GiB is allocated by "
+    "PyTorch, and 600.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.random.Generator(np.random.PCG64(1)).integers(0, 384, 24 * 12, dtype=np.uint16))
+    return path
+
+
+@pytest.fixture
+def training(tmp_path: Path, data: Path) -> Training:
+    return Training(data=(data,), out=tmp_path / "out", steps=4, save_every=2, keep=5)
+
+
+@pytest.fixture
+def begun(training: Training) -> Training:
+    """Two steps of four, ended as by a kill."""
+    with pytest.raises(_Killed), _ending(3, _Killed()):
+        train(JOB, training)
+    assert _steps(training) == [2]
+    return training
+
+
+class _Killed(BaseException):
+    pass
+
+
+@contextmanager
+def _ending(at: int, error: BaseException) -> Iterator[None]:
+    """Run.step raises the error at this step of the process."""
+    with pytest.MonkeyPatch.context() as patch:
+        step, count = Run.step, 0
+
+        def stepped(self: Run, micro_batches: Any) -> Stepped:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise error
+            return step(self, micro_batches)
+
+        patch.setattr(Run, "step", stepped)
+        yield
+
+
+def _steps(training: Training) -> list[int]:
+    return [step for step, _ in complete(training.out)]
+
+
+def test_a_loss_that_is_no_number(begun: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "mean_loss", lambda self, stepped: float("nan"))
+    with pytest.raises(UllageError, match=r"step 3: the loss is nan; lower --lr"):
+        train(JOB, begun)
+    assert _steps(begun) == [2]
+
+
+def test_gradients_that_are_no_numbers_are_not_saved(training: Training) -> None:
+    """The loss of the step before they are stepped is fine."""
+    with pytest.raises(UllageError, match=r"step \d+: the loss is .*"):
+        train(JOB, replace(training, lr=1e5, save_every=1, steps=40))
+    for _, path in complete(training.out):
+        assert all(bool(torch.isfinite(value).all()) for value in _weights(path).values())
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(folder, folder / "all.pt")
+    found: dict[str, torch.Tensor] = torch.load(folder / "all.pt", weights_only=True)
+    return found
+
+
+def test_overflows_of_fp16_are_skipped(training: Training) -> None:
+    job = job_of("single", 1, model={"num_hidden_layers": 1}, precision="fp16-mixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.amp.GradScaler, "__init__", _with_scale(2.0**40))
+        train(job, replace(training, steps=30))
+    rows = [json.loads(line) for line in (training.out / "metrics.jsonl").read_text().splitlines()]
+    skipped = [row["skipped"] for row in rows]
+    assert skipped[0]
+    assert not skipped[-1]
+    assert rows[0]["lr"] == rows[skipped.index(False)]["lr"]  # the schedule counts updates
+    assert rows[0]["grad_norm"] is None
+
+
+def _with_scale(scale: float) -> Any:
+    made = torch.amp.GradScaler.__init__
+
+    def init(self: torch.amp.GradScaler, device: str) -> None:
+        made(self, device, init_scale=scale)
+
+    return init
+
+
+def test_a_full_disk(begun: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def full(self: FileSystem, path: Any, mode: str) -> Iterator[Any]:
+        with open(path, mode) as file:
+            if "w" in mode:
+                file.write(b"some of it")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield file
+
+    monkeypatch.setattr(FileSystem, "create_stream", full)
+    with pytest.raises(UllageError, match=r"step-4: cannot be written: No space left on device.*; step-2 is whole"):
+        train(JOB, begun)
+    assert _steps(begun) == [2]
+    monkeypatch.undo()
+    found = train(JOB, begun)
+    assert found is not None
+    assert found.resumed == 2
+    assert _steps(begun) == [2, 4]
+    assert not [*begun.out.glob("*.part")]
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "run.json"])
+def test_a_corrupt_file_is_named(name: str, training: Training) -> None:
+    assert train(JOB, training) is not None
+    file = training.out / "step-4" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    file.write_bytes(content)
+    with pytest.raises(InvalidInput) as caught:
+        train(JOB, training)
+    assert name in str(caught.value)
+    assert f"--resume {training.out}/step-2 goes on from the one before" in str(caught.value)
+    found = train(JOB, replace(training, resume=training.out / "step-2"))
+    assert found is not None
+    assert found.resumed == 2
+    assert _steps(training) == [2, 4]  # written again
+    assert (training.out / "step-4.abandoned").is_dir()
+
+
+def test_a_missing_file_is_named(training: Training) -> None:
+    assert train(JOB, training) is not None
+    (training.out / "step-4" / "__0_0.distcp").unlink()
+    with pytest.raises(InvalidInput, match=r"__0_0.distcp: No such file"):
+        train(JOB, training)
+
+
+def test_nothing_left_to_do_is_no_error(training: Training) -> None:
+    first, again = train(JOB, training), train(JOB, training)
+    assert first is not None
+    assert again is not None
+    assert (first.resumed, again.resumed, again.last) == (0, 4, None)
+    longer = train(JOB, replace(training, steps=6))
+    assert longer is not None
+    assert longer.resumed == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 1}, "holds a run of another --seed: 0, here 1"),
+        ({"resume": "never"}, "holds checkpoints up to step-4"),
+        ({"resume": Path("nowhere")}, "is no checkpoint: it has no run.json"),
+    ],
+)
+def test_another_run_is_not_gone_on_with(changes: dict[str, object], said: str, training: Training) -> None:
+    train(JOB, training)
+    with pytest.raises(InvalidInput, match=said):
+        train(JOB, replace(training, **changes))  # type: ignore[arg-type]
+
+
+def test_another_job_or_data_is_another_run(training: Training, data: Path) -> None:
+    train(JOB, training)
+    other = job_of("single", 1, model={"num_hidden_layers": 1}, data={"micro_batch": 1})
+    with pytest.raises(InvalidInput, match="another number of sequences a step: 4, here 2"):
+        train(other, training)
+    np.save(data, np.arange(24 * 12, dtype=np.uint16))
+    with pytest.raises(InvalidInput, match="holds a run of another --data"):
+        train(JOB, training)
+
+
+def test_two_runs_do_not_write_into_one_folder(training: Training) -> None:
+    with claimed(training.out), pytest.raises(InvalidInput, match="is being written by another run"):
+        train(JOB, training)
+    assert train(JOB, training) is not None
+
+
+def test_once_over_the_data(training: Training, data: Path) -> None:
+    """Twelve sequences, four of them a step."""
+    for changes, steps in ({"steps": None}, 3), ({"steps": None, "epochs": 2}, 6):
+        found = train(JOB, replace(training, out=training.out / str(steps), **changes))  # type: ignore[arg-type]
+        assert found is not None
+        assert found.steps == steps
+    with pytest.raises(InvalidInput, match="hold 12 sequences of 24 tokens, and one step takes 20"):
+        train(job_of("single", 1, data={"grad_accum": 10}), replace(training, steps=None))
+
+
+def test_the_learning_rate(training: Training) -> None:
+    cosine = replace(training, warmup_steps=4)
+    rates = [factor(update, cosine, 12) for update in range(13)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[8] == pytest.approx(0.5)
+    assert rates[12] == 0
+    constant = replace(cosine, lr_schedule="constant")
+    assert [factor(update, constant, 12) for update in (0, 4, 11)] == [0.25, 1.0, 1.0]
+
+
+def test_what_is_out_of_range(training: Training) -> None:
+    with pytest.raises(Contradiction, match="--epochs"):
+        replace(training, epochs=2)
+    for changes in (
+        {"save_every": 0},
+        {"keep": 0},
+        {"warmup_steps": -1},
+        {"lr": 0.0},
+        {"lr_schedule": "linear"},
+        {"data": ()},
+    ):
+        with pytest.raises(InvalidInput):
+            replace(training, **changes)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_not_started(
+    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"device": {"memory": "256MiB", "name": "small"}, "gpus_per_node": 1}
+    job = job_of("single", 1, cluster=small, data={"micro_batch": 64, "grad_accum": 1}, model={"vocab_size": 60000})
+    with pytest.raises(Infeasible, match=r"does not fit, even by the low estimate.*--force"):
+        train(job, training)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job_to_dict(job)))
+    command = ["train", str(file), "--data", str(training.data[0]), "--out", str(training.out), "--steps", "1"]
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "OUT OF MEMORY" in said.out
+    assert "not started" in said.err
+    assert main([*command, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["last"]["step"] == 1
+
+
+def test_running_out_of_memory_is_explained(
+    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OutOfMemory, match=r"step 2: CUDA out of memory"), _ending(2, torch.OutOfMemoryError(OOM)):
+        train(JOB, training)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job_to_dict(JOB)))
+    command = [
+        "train",
+        str(file),
+        "--data",
+        str(training.data[0]),
+        "--out",
+        str(training.out),
+        "--steps",
+        "4",
+        "--json",
+    ]
+    with _ending(2, torch.OutOfMemoryError(OOM)):
+        assert main(command) == 4
+    said = capsys.readouterr()
+    assert json.loads(said.out)["recognised"] == "cuda-oom"
+    assert json.loads(said.out)["numbers"]["tried_bytes"] == 2 * 2**30
+    assert "oom-rank-0.log: step 2: CUDA out of memory" in said.err
+
+
+def test_what_is_not_kept_is_refused_by_its_key(training: Training) -> None:
+    from ullage.train.reach import refuse_what_is_not_kept
+
+    for key, job in (
+        ("lora", job_of("single", 1, lora={"rank": 4})),
+        ("engine.name", job_of("deepspeed", 2, zero_stage=2)),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            refuse_what_is_not_kept(job)
+        assert caught.value.key == key
