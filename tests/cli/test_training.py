@@ -1,15 +1,21 @@
-"""prove and measure as commands: processes of their own, exit statuses, what is refused before any is started."""
+"""prove, measure and train as commands: processes of their own, exit statuses, what is refused before any is started."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.distributed.training import job_of
+from tests.train.texts import tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ullage.job.write import job_to_dict
 
@@ -70,3 +76,89 @@ def test_a_launcher_with_another_number_of_ranks(job: Path) -> None:
     done = command("prove", job, RANK="0", WORLD_SIZE="3", LOCAL_RANK="0")
     assert done.returncode == 2
     assert "WORLD_SIZE = 3: the job's layout has 2 ranks" in done.stderr
+
+
+# -- train
+
+
+def kill_a_rank(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for one of the processes that it has started as ranks."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command_line = (path / "cmdline").read_bytes()
+        except (OSError, IndexError):
+            continue
+        if parent == process.pid and b"spawn_main" in command_line:
+            os.kill(int(path.name), signal.SIGKILL)
+            return
+    raise AssertionError("no rank")
+
+
+def test_a_killed_training_goes_on(job: Path, tmp_path: Path) -> None:
+    """From a folder: a text, two ranks, kill -9 midway, the same command again, the model loaded."""
+    folder, text, out = tokenizer(tmp_path / "tokenizer"), tmp_path / "a.txt", tmp_path / "out"
+    text.write_text((Path(__file__).parents[2] / "README.md").read_text())
+    arguments = ["train", job, "--data", text, "--out", out, "--tokenizer", folder, "--steps", 400, "--save-every", 2]
+    surroundings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "ullage.cli.main", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **surroundings},
+    ) as process:
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not [*out.glob("step-?")]:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            kill_a_rank(process)
+            at = time.monotonic()
+            _, said = process.communicate(timeout=60)
+            assert time.monotonic() - at < 15
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert re.search(r"ullage: rank [01] of 2 was killed by signal 9; the others were ended\n$", said), said
+    assert "trained on 2 CPU processes with gloo, one for each GPU of the job" in said
+
+    arguments[arguments.index(400)] = 12
+    done = command(*arguments, "--json", **surroundings)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 2 <= found["resumed"] < 400
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    model = AutoModelForCausalLM.from_pretrained(out / "hf", local_files_only=True)
+    words = AutoTokenizer.from_pretrained(out / "hf", local_files_only=True)("ullage", return_tensors="pt")
+    assert model.generate(**words, max_new_tokens=4, do_sample=False).shape[1] > 4
+
+
+def test_a_plan_is_trained(tmp_path: Path) -> None:
+    job = job_to_dict(job_of("fsdp2", 2))
+    wanted = {"schema": 1, "model": job["model"], "cluster": job["cluster"], "data": {"seq_len": 24, "global_batch": 4}}
+    file, data = tmp_path / "job.json", tmp_path / "tokens.npy"
+    file.write_text(json.dumps(wanted))
+    np.save(data, np.arange(24 * 8, dtype=np.uint16))
+    done = command("train", file, "--auto", "--data", data, "--out", tmp_path / "out", "--json", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("planned: ")
+    assert json.loads(done.stdout)["last"]["step"] == 2  # once over eight sequences
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "out"], "--data: names no file"),
+        (["--data", "a.npy"], "--out: names no folder"),
+        (["--data", "a.csv", "--out", "out"], "--data = a.csv: is no text that is read"),
+        (["--data", "a.txt", "--out", "out"], "--data = a.txt: cannot be read: No such file"),
+        (["--data", "a.npy", "--out", "out", "--steps", "2", "--epochs", "1"], "--steps: says how long to train"),
+    ],
+)
+def test_what_train_is_told_wrongly(arguments: list[str], said: str, job: Path) -> None:
+    done = command("train", job, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
