@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from ullage.cli.main import main
 from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError, Unsupported
+from ullage.job.job import Job
 from ullage.job.write import job_to_dict
 from ullage.train.checkpoints import claimed, complete
 from ullage.train.composed import Run, Stepped
@@ -262,9 +263,8 @@ def test_what_does_not_fit_is_not_started(
     job = job_of("single", 1, cluster=small, data={"micro_batch": 64, "grad_accum": 1}, model={"vocab_size": 60000})
     with pytest.raises(Infeasible, match=r"does not fit, even by the low estimate.*--force"):
         train(job, training)
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(job_to_dict(job)))
-    command = ["train", str(file), "--data", str(training.data[0]), "--out", str(training.out), "--steps", "1"]
+    command = [*_command(job, training, tmp_path), "--steps", "1"]
+    command.remove("--json")
     assert main(command) == 1
     said = capsys.readouterr()
     assert "OUT OF MEMORY" in said.out
@@ -273,30 +273,57 @@ def test_what_does_not_fit_is_not_started(
     assert json.loads(capsys.readouterr().out)["last"]["step"] == 1
 
 
-def test_running_out_of_memory_is_explained(
-    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpus_error_is_explained(training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OutOfMemory, match=r"step 2: CUDA out of memory"), _ending(2, torch.OutOfMemoryError(OOM)):
         train(JOB, training)
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(job_to_dict(JOB)))
-    command = [
-        "train",
-        str(file),
-        "--data",
-        str(training.data[0]),
-        "--out",
-        str(training.out),
-        "--steps",
-        "4",
-        "--json",
-    ]
+    command = _command(JOB, training, tmp_path)
     with _ending(2, torch.OutOfMemoryError(OOM)):
         assert main(command) == 4
     said = capsys.readouterr()
     assert json.loads(said.out)["recognised"] == "cuda-oom"
     assert json.loads(said.out)["numbers"]["tried_bytes"] == 2 * 2**30
     assert "oom-rank-0.log: step 2: CUDA out of memory" in said.err
+
+
+LOGITS = 4 * 256 * 30000 * 4
+LARGE = job_of(
+    "single",
+    1,
+    model={"num_hidden_layers": 1, "vocab_size": 30000, "max_position_embeddings": 256},
+    data={"seq_len": 256, "micro_batch": 4, "grad_accum": 1},
+)
+
+
+def test_memory_that_really_runs_out(
+    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Path
+) -> None:
+    """A budget that the system enforces: which tensor it was, and a plan that goes on within it."""
+    np.save(data, np.arange(256 * 16, dtype=np.uint16))
+    command = [*_command(LARGE, training, tmp_path), "--force", "--memory-budget", str(LOGITS * 5 // 2)]
+    assert main(command) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert found["causes"][0]["kind"] == "logits"
+    assert found["causes"][0]["tensor"]["shape"] == [4, 256, 30000]
+    assert found["causes"][0]["tensor"]["bytes"] == LOGITS
+    assert main([*command, "--on-oom", "replan"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["last"]["step"] == 4
+    assert "goes on with another plan: data.micro_batch = " in said.err
+
+
+def test_what_ends_at_memory_may_be(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = _command(JOB, training, tmp_path)
+    assert main([*command, "--on-oom", "retry"]) == 2
+    assert main([*command, "--memory-budget", "0"]) == 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main([*command, "--on-oom", "replan"]) == 2
+
+
+def _command(job: Job, training: Training, tmp_path: Path) -> list[str]:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job_to_dict(job)))
+    return ["train", str(file), "--data", str(training.data[0]), "--out", str(training.out), "--steps", "4", "--json"]
 
 
 def test_what_is_not_kept_is_refused_by_its_key(training: Training) -> None:

@@ -16,13 +16,14 @@ from ullage.cli import status
 from ullage.cli.answer import write_json, write_report
 from ullage.cli.flags import add_job_flags
 from ullage.cli.job import job_of
-from ullage.errors import InvalidInput, OutOfMemory
+from ullage.errors import Contradiction, InvalidInput, OutOfMemory, UllageError
+from ullage.frozen import replace
 from ullage.train.settings import LR_SCHEDULES, Training
 
 if TYPE_CHECKING:
     from ullage.engines.estimate import Estimate
     from ullage.job.job import Job
-    from ullage.train.answers import Step
+    from ullage.train.answers import Step, Trained
 
 USAGE = "[JOB] --data FILE... --out DIR [options]"
 _TERMINAL_S, _LOG_S = 0.1, 10.0
@@ -59,6 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--keep", type=int, default=default["keep"], metavar="N", help="checkpoints that are left (2)")
     run.add_argument("--resume", default="auto", metavar="HOW", help="auto, never, or a checkpoint's folder (auto)")
     run.add_argument("--auto", action="store_true", help="plan first: keys that the job leaves out are free")
+    run.add_argument("--on-oom", default="stop", metavar="WHAT", help="stop, or replan: go on with what fits (stop)")
+    run.add_argument(
+        "--memory-budget", metavar="SIZE", help="what a rank's allocator may hold, such as 2GiB (the card's)"
+    )
     run.add_argument("--force", action="store_true", help="start although the estimate does not fit")
     parser.add_argument("--json", action="store_true", help="the answer as JSON (docs/train.md)")
     parser.epilog = (
@@ -68,12 +73,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ullage.api import train
     from ullage.train.places import is_first
+    from ullage.train.replan import with_budget
     from ullage.train.run import fit
 
     training = _training(arguments)
     job = _planned(arguments) if arguments.auto else job_of(arguments, "train")
+    job = with_budget(job, training.memory_budget)
     expected = fit(job)
     if expected is not None and expected.verdict == "oom" and not training.force:
         if is_first():
@@ -81,15 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         return status.OF_VERDICT["oom"]
     if is_first():
         _warned(job, expected)
-    line = Line(
-        None if expected is None else expected.peak.allocated_bytes,
-        job.cluster.device.capacity_bytes,
-        sys.stderr.isatty(),
-    )
-    try:
-        found = train(job, training, line)
-    except OutOfMemory as error:
-        _explained(error, job, as_json=arguments.json)
+    found, job = _trained(arguments, job, training)
+    if isinstance(found, OutOfMemory):
+        _explained(found, job, as_json=arguments.json)
         return status.RAN_OUT
     if found is None:  # a rank that another one speaks for
         return 0
@@ -102,6 +102,31 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_report(trained_report(found, job))
     return 0
+
+
+def _trained(arguments: argparse.Namespace, job: Job, training: Training) -> tuple[Trained | OutOfMemory | None, Job]:
+    """The answer, or why memory ran out; and the job that ran last."""
+    from ullage.api import train
+    from ullage.train.replan import following
+    from ullage.train.run import fit
+
+    while True:
+        expected = fit(job)
+        predicted = None if expected is None else expected.peak.allocated_bytes
+        line = Line(predicted, job.cluster.device.capacity_bytes, sys.stderr.isatty())
+        try:
+            return train(job, training, line), job
+        except OutOfMemory as error:
+            other = following(error, job) if arguments.on_oom == "replan" else None
+            if other is None:
+                return error, job
+            job, advice = other
+            training = replace(training, resume="auto")
+            sys.stderr.write(f"{error}; goes on with another plan: {advice.what}\n")
+        except (UllageError, KeyboardInterrupt):
+            if line.terminal:
+                sys.stderr.write("\n")  # what comes is no part of the progress
+            raise
 
 
 class Line:
@@ -147,13 +172,26 @@ def _training(arguments: argparse.Namespace) -> Training:
         keep=arguments.keep,
         resume=arguments.resume,
         force=arguments.force,
+        memory_budget=_budget(arguments),
     )
+
+
+def _budget(arguments: argparse.Namespace) -> int | None:
+    from ullage.train.places import place
+    from ullage.units import parse_bytes
+
+    if arguments.on_oom not in ("stop", "replan"):
+        raise InvalidInput("is no end", key="--on-oom", value=arguments.on_oom, allowed="stop, replan")
+    if arguments.on_oom == "replan" and place() is not None:
+        raise Contradiction(
+            "starts other processes, and these are a launcher's", key="--on-oom", value="replan", remedy="leave it out"
+        )
+    return None if arguments.memory_budget is None else parse_bytes(arguments.memory_budget, "--memory-budget")
 
 
 def _planned(arguments: argparse.Namespace) -> Job:
     """The best plan that is run here."""
     from ullage.cli.flags import overrides, placed
-    from ullage.errors import UllageError
     from ullage.train.auto import chosen
     from ullage.train.places import is_first
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ import transformers
 from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 
-from ullage.errors import InvalidInput, OutOfMemory, UllageError, Unsupported
+from ullage.errors import InvalidInput, UllageError, Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.model.count import flops_per_token
@@ -30,8 +29,10 @@ from ullage.train.checkpoints import Checkpoints, Position, claimed, resumed_fro
 from ullage.train.composed import Run, Stepped, run_of
 from ullage.train.documents import prepare, token_files
 from ullage.train.exported import export
+from ullage.train.memory import explained, limited
 from ullage.train.metrics import Metrics
 from ullage.train.places import place
+from ullage.train.ranks import current_device
 from ullage.train.settings import Training
 from ullage.train.tokens import Packed
 
@@ -54,13 +55,15 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
         if rank == 0:
             stack.enter_context(claimed(training.out))
         folder = _of_first(lambda: resumed_from(training), group)
-        run = run_of(
-            job,
-            seed=training.seed,
-            lr=training.lr,
-            weight_decay=training.weight_decay,
-            weights=None if folder is not None else training.weights,
-        )
+        stack.enter_context(limited(training.memory_budget, current_device()))
+        with explained(training.out, "before the first step", training.memory_budget):
+            run = run_of(
+                job,
+                seed=training.seed,
+                lr=training.lr,
+                weight_decay=training.weight_decay,
+                weights=None if folder is not None else training.weights,
+            )
         torch.manual_seed(training.seed + 1 + _data_rank(job, rank))  # each data-parallel rank drops out by itself
         kept = Checkpoints(run, training, _same(job, training, tokens), group)
         stack.callback(kept.settle)
@@ -88,11 +91,9 @@ def _stepped(
     before = perf_counter()
     for number in range(begun.step + 1, steps + 1):
         lr = float(schedule.get_last_lr()[0])
-        try:
+        with explained(training.out, f"step {number}", training.memory_budget):
             stepped = run.step(micro_batches(job, tokens, number - 1))
-        except torch.OutOfMemoryError as error:
-            raise _out_of_memory(error, number, training.out) from None
-        loss = run.mean_loss(stepped)
+            loss = run.mean_loss(stepped)
         norm = None if stepped.grad_norm is None else float(stepped.grad_norm)
         _refuse_no_number(number, loss, norm, run, stepped)
         if not stepped.skipped:
@@ -254,13 +255,6 @@ def _refuse_no_number(number: int, loss: float, norm: float | None, run: Run, st
     else:
         return
     raise UllageError(what, remedy="lower --lr, lengthen --warmup-steps, or compute in bf16-mixed or fp32")
-
-
-def _out_of_memory(error: torch.OutOfMemoryError, number: int, out: Path) -> OutOfMemory:
-    rank = distributed.get_rank() if distributed.is_initialized() else 0
-    log = out / f"oom-rank-{rank}.log"
-    log.write_text("".join(traceback.format_exception(error)))
-    return OutOfMemory(f"step {number}: {str(error).split('. ')[0]}", key=f"rank {rank}", value=str(log))
 
 
 # -- what it is measured by

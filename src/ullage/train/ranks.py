@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import warnings
@@ -20,6 +21,7 @@ from ullage.errors import InvalidInput, UllageError
 from ullage.train.places import Place, place
 
 _LINES = 12
+_LOUD = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api", "torch.multiprocessing")
 
 
 def on_ranks(function: Callable[..., Any], arguments: tuple[object, ...], world: int) -> Any:
@@ -85,7 +87,7 @@ def _use_cores(processes: int) -> None:
 
 
 def _started(function: Callable[..., Any], arguments: tuple[object, ...], world: int) -> Any:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -117,6 +119,10 @@ def _started(function: Callable[..., Any], arguments: tuple[object, ...], world:
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             raise _reason(folder, rank, failure.exitcode, str(failure.error_file), world) from None
+        except SignalException as error:
+            if error.sigval is signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise UllageError(f"was told to end by {error.sigval.name}; so were the {world} ranks") from None
     return answers[0]
 
 
@@ -149,7 +155,8 @@ def _reason(folder: Path, rank: int, code: int, error_file: str, world: int) -> 
     how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
     printed = [line for path in folder.rglob("stderr.log") for line in _end(path) if f"/{rank}/" in str(path)]
     last = f": {printed[-1].strip()[:300]}" if printed else ""
-    return UllageError(f"rank {rank} of {world} {how}{last}; the others were ended")
+    by_kernel = "if nobody did it, the kernel has, for want of host memory" if code == -signal.SIGKILL else None
+    return UllageError(f"rank {rank} of {world} {how}{last}; the others were ended", remedy=by_kernel)
 
 
 def _end(path: Path) -> list[str]:
@@ -159,7 +166,7 @@ def _end(path: Path) -> list[str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The agent logs what it does, and a failure's table: the error that is raised says it once."""
-    levels = {log: log.level for log in map(logging.getLogger, ("torch.distributed.elastic", "torch.multiprocessing"))}
+    levels = {log: log.level for log in map(logging.getLogger, _LOUD)}
     try:
         for log in levels:
             log.setLevel(logging.CRITICAL)

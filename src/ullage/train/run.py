@@ -9,6 +9,7 @@ from ullage.errors import Infeasible, Unsupported
 from ullage.job.job import Job
 from ullage.train.places import place
 from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.replan import with_budget
 from ullage.train.settings import Settings, Training
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def train(job: Job, training: Training, tell: Callable[[Step], None] | None = No
     """The job over its data (loop.py). None on a rank that a launcher has started and that is not the first."""
     _refuse(job)
     refuse_what_is_not_kept(job)
+    job = with_budget(job, training.memory_budget)
     expected = fit(job)
     if expected is not None and expected.verdict == "oom" and not training.force:
         raise Infeasible(

@@ -39,7 +39,8 @@ class Training:
     steps, epochs: one of the two; neither: once over the data. lr: at its highest, after warmup_steps; lr_schedule: down to 0 along a
     cosine, or as it is. weights: as in Settings. tokenizer: a folder; None: that of weights, or of the model. save_every: steps between
     checkpoints; the last step is always one. keep: how many are left. resume: "auto" goes on from the latest in ``out``, "never" begins
-    anew, a folder names the checkpoint. force: start although the estimate does not fit.
+    anew, a folder names the checkpoint. force: start although the estimate does not fit. memory_budget: bytes that a rank's allocator may
+    hold (memory.py); None: the card's.
     """
 
     data: tuple[Path, ...]
@@ -57,6 +58,7 @@ class Training:
     keep: int = 2
     resume: str | Path = "auto"
     force: bool = False
+    memory_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -71,6 +73,7 @@ class Training:
         )
         _refuse(
             *((key, value, value is not None and value < 1, "1 or more") for key, value in counts),
+            ("--memory-budget", self.memory_budget, self.memory_budget == 0, "a size above 0, such as 2GiB"),
             ("--warmup-steps", self.warmup_steps, self.warmup_steps < 0, "0 or more"),
             ("--lr-schedule", self.lr_schedule, self.lr_schedule not in LR_SCHEDULES, ", ".join(LR_SCHEDULES)),
             *_of_every_run(self),

@@ -1,0 +1,80 @@
+"""What a rank may hold, and what is said and tried where it asked for more."""
+
+from __future__ import annotations
+
+import re
+import resource
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from ullage.errors import OutOfMemory
+from ullage.memory.allocator_blocks import segment_bytes
+from ullage.units import KIB
+
+_ON_CPU = re.compile(r"DefaultCPUAllocator: .{0,60}tried to allocate (\d+) bytes")
+
+
+@contextmanager
+def limited(budget_bytes: int | None, device: torch.device) -> Iterator[None]:
+    """The allocator refuses what is beyond the budget: CUDA's by itself, the CPU's because the system does (RLIMIT_DATA).
+
+    On the CPU the budget is of what the process adds from here on, whatever adds it: copies for a checkpoint too.
+    """
+    if budget_bytes is None:
+        yield
+    elif device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+    else:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + budget_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@contextmanager
+def explained(out: Path, moment: str, budget_bytes: int | None) -> Iterator[None]:
+    """An allocation that failed as OutOfMemory, with its traceback in a file for ``ullage why``."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        on_cpu = _ON_CPU.search(str(error))
+        if on_cpu is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        told = "".join(traceback.format_exception(error))
+        if on_cpu is not None and budget_bytes is not None:
+            told += _as_of_a_card(int(on_cpu[1]), budget_bytes)
+        log = out / f"oom-rank-{rank}.log"
+        log.write_text(told)
+        what = told.strip().splitlines()[-1].partition(": ")[2].partition(". ")
+        raise OutOfMemory(f"{moment}: {what[0]}", key=f"rank {rank}", value=str(log)) from None
+
+
+def _as_of_a_card(tried_bytes: int, budget_bytes: int) -> str:
+    """What CUDA's allocator says of the same request on a card of that size: it asks for whole segments."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    free = max(0, limit - _data_bytes())
+    return (
+        f"OutOfMemoryError: the budget is out of memory. Tried to allocate {segment_bytes(tried_bytes)} bytes, "
+        f"with a total capacity of {budget_bytes} bytes of which {free} bytes is free. "
+        f"Of the allocated memory {budget_bytes - free} bytes is allocated by PyTorch.\n"
+    )
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA limits (proc(5): VmData)."""
+    found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, "Linux has it"
+    return int(found[1]) * KIB
