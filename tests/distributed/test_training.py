@@ -15,7 +15,7 @@ from tests.distributed.world import context, killed, run
 
 from ullage.job.job import Job
 from ullage.train.answers import Trained
-from ullage.train.checkpoints import complete
+from ullage.train.checkpoint_files import complete
 from ullage.train.settings import Training
 
 TIMEOUT_S = 300.0

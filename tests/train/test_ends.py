@@ -20,7 +20,7 @@ from ullage.cli.main import main
 from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError, Unsupported
 from ullage.job.job import Job
 from ullage.job.write import job_to_dict
-from ullage.train.checkpoints import claimed, complete
+from ullage.train.checkpoint_files import claimed, complete
 from ullage.train.composed import Run, Stepped
 from ullage.train.loop import factor
 from ullage.train.run import train
@@ -171,7 +171,7 @@ def test_a_corrupt_file_is_named(name: str, training: Training) -> None:
     assert found is not None
     assert found.resumed == 2
     assert _steps(training) == [2, 4]  # written again
-    assert (training.out / "step-4.abandoned").is_dir()
+    assert (training.out / "step-4.abandoned-1").is_dir()
 
 
 def test_a_missing_file_is_named(training: Training) -> None:
@@ -196,7 +196,7 @@ def test_nothing_left_to_do_is_no_error(training: Training) -> None:
     [
         ({"seed": 1}, "holds a run of another --seed: 0, here 1"),
         ({"resume": "never"}, "holds checkpoints up to step-4"),
-        ({"resume": Path("nowhere")}, "is no checkpoint: it has no run.json"),
+        ({"resume": Path("nowhere")}, "is no checkpoint"),
     ],
 )
 def test_another_run_is_not_gone_on_with(changes: dict[str, object], said: str, training: Training) -> None:

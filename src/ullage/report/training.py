@@ -103,12 +103,16 @@ def step_line(step: Step, predicted_bytes: int | None, capacity_bytes: int) -> s
     """``step 12/500  loss 3.1416  1,234 tokens/s  MFU 41.0 %  41.20 GiB of 42.03 predicted, 79.11 there``."""
     parts = [
         f"step {step.step:,}/{step.steps:,}",
-        f"loss {step.loss:.4f}" + (" (skipped: fp16 overflow)" if step.skipped else ""),
+        f"loss {_loss(step)}" + (" (skipped: fp16 overflow)" if step.skipped else ""),
         f"{step.tokens_per_s:,.0f} tokens/s",
     ]
     if step.mfu is not None:
         parts.append(f"MFU {100 * step.mfu:.1f} %")
     return "  ".join([*parts, _memory(step.memory_bytes, step.reserved_bytes is None, predicted_bytes, capacity_bytes)])
+
+
+def _loss(step: Step) -> str:
+    return "no number" if step.loss is None else f"{step.loss:.4f}"
 
 
 def _memory(used: int, resident: bool, predicted: int | None, capacity: int) -> str:
@@ -127,7 +131,7 @@ def trained_report(found: Trained, job: Job) -> Iterator[RenderableType]:
     else:
         since = f", from step {found.resumed:,}" if found.resumed else ""
         yield Text(
-            f"TRAINED  {plural(last.step, 'step')}{since}, loss {first.loss:.4f} to {last.loss:.4f}", style="bold green"
+            f"TRAINED  {plural(last.step, 'step')}{since}, loss {_loss(first)} to {_loss(last)}", style="bold green"
         )
     yield Text(
         f"{plural(found.ranks, 'rank')}, {found.device}, {', '.join(found.versions)}: {', '.join(settings(job))}"

@@ -90,15 +90,15 @@ class Measured:
 class Step:
     """One optimizer step of a training: a row of metrics.jsonl.
 
-    loss: mean over all ranks' micro-batches, before the step. grad_norm: before clipping; None without clipping. skipped: fp16's
-    gradients overflowed, and nothing was stepped. tokens: seen since the run began, by all ranks. mfu: model FLOPs over what the job's
-    GPUs could do; None on the CPU. memory_bytes: of the rank that holds most: on a GPU the most that was allocated in the step, on the
-    CPU the resident size of the process.
+    loss: mean over all ranks' micro-batches, before the step; None where fp16 overflowed in it. grad_norm: before clipping; None without
+    clipping. skipped: fp16's gradients overflowed, and nothing was stepped. tokens: seen since the run began, by all ranks. mfu: model
+    FLOPs over what the job's GPUs could do; None on the CPU. memory_bytes: of the rank that holds most: on a GPU the most that was
+    allocated in the step, on the CPU the resident size of the process.
     """
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
     lr: float
     grad_norm: float | None
     skipped: bool

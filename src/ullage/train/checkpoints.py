@@ -7,22 +7,16 @@ names that they have on one device, whatever the layout, so that another layout 
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import re
-import shutil
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -30,13 +24,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from ullage.errors import InvalidInput, UllageError
 from ullage.frozen import frozen
 from ullage.job.write import job_to_dict
+from ullage.train.checkpoint_files import ABOUT, Writer, complete, reason_of, wrong_one
 from ullage.train.composed import Run
 from ullage.train.settings import Training
-from ullage.units import MIB
-
-ABOUT = "run.json"
-_NAME = re.compile(r"step-(\d+)")
-_CHUNK = 4 * MIB
 
 
 @frozen
@@ -45,66 +35,6 @@ class Position:
 
     step: int = 0
     updates: int = 0
-
-
-def complete(out: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of a run's folder, by step."""
-    named = ((_NAME.fullmatch(path.name), path) for path in out.glob("step-*"))
-    return sorted((int(match[1]), path) for match, path in named if match is not None)
-
-
-@contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """The folder as this process's own, without what a killed run left half-written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InvalidInput(f"cannot be written: {error.strerror}", key="--out", value=str(out)) from None
-    try:
-        if not _locked(lock):
-            raise InvalidInput("is being written by another run", key="--out", value=str(out))
-        for path in out.glob("*.part"):
-            shutil.rmtree(path, ignore_errors=True)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
-
-
-def resumed_from(training: Training) -> Path | None:
-    """The checkpoint to go on from; None: the run begins. What is later than a checkpoint that was named is set aside."""
-    there = complete(training.out)
-    if training.resume == "auto":
-        return there[-1][1] if there else None
-    if training.resume == "never":
-        if there:
-            raise InvalidInput(
-                f"holds checkpoints up to {there[-1][1].name}",
-                key="--out",
-                value=str(training.out),
-                remedy="leave --resume never out, or name another folder",
-            )
-        return None
-    folder = Path(training.resume)
-    if not (folder / ABOUT).is_file():
-        raise InvalidInput(
-            f"is no checkpoint: it has no {ABOUT}", key="--resume", value=str(folder), allowed="auto, never or a step-N"
-        )
-    step = json.loads((folder / ABOUT).read_text())["step"]
-    for number, path in there:
-        if number > step:
-            path.rename(path.with_suffix(".abandoned"))
-    return folder
 
 
 class Checkpoints:
@@ -132,7 +62,7 @@ class Checkpoints:
             "scaler": None if scaler is None else scaler.state_dict(),
             "job": job_to_dict(self.run.job),
         }
-        writer = _Writer(self.training.out / f"step-{position.step}", about, self.training.keep)
+        writer = Writer(self.training.out / f"step-{position.step}", about, self.training.keep)
         state = {**_model(self.run), **_optimizer(self.run), **_random(self.run, self._rank)}
         self.saved = position.step
         found = async_save(state, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
@@ -154,7 +84,7 @@ class Checkpoints:
             return
         last = complete(self.training.out)
         raise UllageError(
-            f"cannot be written: {_reason(failed)}",
+            f"cannot be written: {reason_of(failed)}",
             key="--out",
             value=f"{self.training.out}/step-{self.saved}",
             remedy=f"{last[-1][1].name} is whole, and the same command goes on from it" if last else None,
@@ -183,7 +113,7 @@ class Checkpoints:
                 no_dist=self.group is None,
             )
         except (CheckpointException, Exception) as error:  # the former is no Exception
-            raise self._broken(folder, _reason(error)) from None
+            raise self._broken(folder, reason_of(error)) from None
         _set_random(state, self._rank)
         if self.run.scaler is not None and about["scaler"] is not None:
             self.run.scaler.load_state_dict(about["scaler"])
@@ -198,7 +128,7 @@ class Checkpoints:
         except (OSError, ValueError, KeyError) as error:
             raise self._broken(folder, f"{ABOUT}: {error}") from None
         ranks = distributed.get_world_size() if self.group is not None else 1
-        wrong: list[str | None] = [_wrong(folder, names[self._rank :: ranks], about["files"])]
+        wrong: list[str | None] = [wrong_one(folder, names[self._rank :: ranks], about["files"])]
         if self.group is not None:
             mine, wrong = wrong[0], [None] * ranks
             distributed.all_gather_object(wrong, mine, group=self.group)
@@ -225,39 +155,6 @@ class Checkpoints:
             value=str(folder),
             remedy=f"--resume {older[-1]} goes on from the one before" if older else "begin anew in another --out",
         )
-
-
-class _Writer(FileSystemWriter):
-    """DCP's files with a checksum each, under a name that says that they are whole once they are."""
-
-    def __init__(self, whole: Path, about: dict[str, object], keep: int) -> None:
-        self.whole, self.part = whole, whole.with_suffix(".part")
-        self.about, self.keep = about, keep
-        super().__init__(self.part)
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        future = super().write_data(plan, planner)
-        names = {one.storage_data.relative_path for one in future.value()}
-        sums = {name: _checksum(self.part / name) for name in sorted(names)}
-        (self.part / f"{plan.storage_data.prefix}sums").write_text(json.dumps(sums))
-        return future
-
-    def finish(self, metadata: Any, results: Any) -> None:
-        """On the first rank, when all have written."""
-        super().finish(metadata, results)
-        files = {".metadata": _checksum(self.part / ".metadata")}
-        for path in self.part.glob("*sums"):
-            files |= json.loads(path.read_text())
-            path.unlink()
-        with (self.part / ABOUT).open("w") as file:
-            json.dump({**self.about, "files": files}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(self.part)
-        self.part.rename(self.whole)
-        _sync(self.whole.parent)
-        for _, old in complete(self.whole.parent)[: -self.keep]:
-            shutil.rmtree(old.rename(old.with_suffix(".part")), ignore_errors=True)
 
 
 # -- the state of a run, by the names that its tensors have on one device
@@ -293,43 +190,3 @@ def _set_random(state: Mapping[str, Any], rank: int) -> None:
 
 def _keys(folder: Path) -> set[str]:
     return {*FileSystemReader(folder).read_metadata().state_dict_metadata}
-
-
-# -- files
-
-
-def _wrong(folder: Path, names: list[str], sums: Mapping[str, str]) -> str | None:
-    for name in names:
-        try:
-            if _checksum(folder / name) != sums[name]:
-                return f"{name} is corrupt, its checksum is not the one that was written"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    return None
-
-
-def _checksum(path: Path) -> str:
-    """CRC-32: torch's reader checks none of its own."""
-    found = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found = zlib.crc32(chunk, found)
-    return f"{found:08x}"
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _reason(error: BaseException) -> str:
-    """The first rank's error, in a line."""
-    if isinstance(error, CheckpointException):
-        rank, (error, _) = min(error.failures.items())
-        return f"{_reason(error)} (rank {rank})"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__

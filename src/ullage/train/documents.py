@@ -14,6 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def prepare(job: Job, training: Training) -> None:
     if target in training.data or target.exists():
         return
     vocab, folder = vocabulary(job), tokenizer_folder(job, training)
-    part = target.with_suffix(f".{os.getpid()}.part")
+    part = target.with_suffix(f".{uuid4().hex[:8]}.part")  # several nodes may make the same
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,11 +24,12 @@ from ullage.model.count import flops_per_token
 from ullage.timing.machine import peak_flops_per_s
 from ullage.train.answers import Step, Trained
 from ullage.train.batches import micro_batches, tokens_of
-from ullage.train.checkpoints import Checkpoints, Position, claimed, resumed_from
+from ullage.train.checkpoint_files import claimed, resumed_from
+from ullage.train.checkpoints import Checkpoints, Position
 from ullage.train.composed import Run, Stepped, run_of
 from ullage.train.documents import prepare, token_files
 from ullage.train.exported import export
-from ullage.train.memory import explained, limited
+from ullage.train.memory import explained, held, limited
 from ullage.train.metrics import Metrics
 from ullage.train.places import place
 from ullage.train.ranks import current_device
@@ -101,11 +101,11 @@ def _stepped(
             schedule.step()
         now = perf_counter()
         seconds, before = now - before, now
-        used, reserved = _memory(run)
+        used, reserved = held(run.device)
         one = Step(
             step=number,
             steps=steps,
-            loss=loss,
+            loss=loss if math.isfinite(loss) else None,
             lr=lr,
             grad_norm=norm if norm is None or math.isfinite(norm) else None,
             skipped=stepped.skipped,
@@ -257,22 +257,7 @@ def _refuse_no_number(number: int, loss: float, norm: float | None, run: Run, st
     raise UllageError(what, remedy="lower --lr, lengthen --warmup-steps, or compute in bf16-mixed or fp32")
 
 
-# -- what it is measured by
-
-
-def _memory(run: Run) -> tuple[int, int | None]:
-    """Of the rank that holds most: bytes allocated at the step's highest moment, and reserved; on the CPU the process's size."""
-    if run.device.type == "cuda":
-        sizes = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        sizes = [pages * os.sysconf("SC_PAGE_SIZE")]
-    if distributed.is_initialized():
-        held = torch.tensor(sizes, device=run.device)
-        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
-        sizes = [int(size) for size in held]
-    return sizes[0], sizes[1] if len(sizes) > 1 else None
+# -- what it answers
 
 
 def _flops_per_token_and_s(job: Job) -> float | None:

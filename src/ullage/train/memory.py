@@ -36,7 +36,7 @@ def limited(budget_bytes: int | None, device: torch.device) -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
     else:
         before = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + budget_bytes, before[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, before[1]))
         try:
             yield
         finally:
@@ -65,7 +65,7 @@ def explained(out: Path, moment: str, budget_bytes: int | None) -> Iterator[None
 def _as_of_a_card(tried_bytes: int, budget_bytes: int) -> str:
     """What CUDA's allocator says of the same request on a card of that size: it asks for whole segments."""
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    free = max(0, limit - _data_bytes())
+    free = max(0, limit - _status_bytes("VmData"))
     return (
         f"OutOfMemoryError: the budget is out of memory. Tried to allocate {segment_bytes(tried_bytes)} bytes, "
         f"with a total capacity of {budget_bytes} bytes of which {free} bytes is free. "
@@ -73,8 +73,23 @@ def _as_of_a_card(tried_bytes: int, budget_bytes: int) -> str:
     )
 
 
-def _data_bytes() -> int:
-    """What RLIMIT_DATA limits (proc(5): VmData)."""
-    found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+def held(device: torch.device) -> tuple[int, int | None]:
+    """Of the rank that holds most: bytes allocated at the highest moment since this was last asked, and reserved; on the CPU the process's
+    resident size, and None. Every rank calls it."""
+    if device.type == "cuda":
+        sizes = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        sizes = [_status_bytes("VmRSS")]
+    if distributed.is_initialized():
+        most = torch.tensor(sizes, device=device)
+        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        sizes = [int(size) for size in most]
+    return sizes[0], sizes[1] if len(sizes) > 1 else None
+
+
+def _status_bytes(name: str) -> int:
+    """A line of /proc/self/status: VmData is what RLIMIT_DATA limits, VmRSS what is resident (proc(5))."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None, "Linux has it"
     return int(found[1]) * KIB
