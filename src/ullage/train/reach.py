@@ -119,7 +119,7 @@ def _refuse_types(job: Job) -> None:
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
-    stepped = adapters_type(job.lora) if job.lora is not None else job.precision.master or job.precision.params
+    stepped = adapters_type(job) if job.lora is not None else job.precision.master or job.precision.params
     default = job.lora is not None and job.optimizer.state == job.precision.params
     if job.optimizer.state != stepped and not default:
         raise Unsupported(
