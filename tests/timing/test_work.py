@@ -195,3 +195,11 @@ def test_a_second_dimension_is_gathered_and_scattered_in_copies(
     assert sum(one.bytes for one in down.traffic) == scattered * payload
     wires = [one for one in found if one.name.endswith((".gather", ".reduce"))]
     assert not wires  # what is on a wire is no kernel
+
+
+def test_heads_that_are_traded_are_copied_before_and_after() -> None:
+    *_, found = works(layout={"dp": 2, "cp": 4, "cp_kind": "ulysses"}, data={"seq_len": 8192, "micro_batch": 1})
+    (core,) = {one for one in found if one.name == "attention"}
+    sent = sum(one.payload_bytes for one in core.forward.exchanges)
+    assert sent == 2048 * (32 + 8 + 8 + 32) * 128 * 2
+    assert [one.bytes for one in (*core.forward.traffic, *core.backward.traffic)] == [4 * sent, 4 * sent]

@@ -68,20 +68,23 @@ def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exch
         return (), ()
     if context.stack == "torchtitan" and context.cp_kind != "ulysses":
         return _torch_ring(context)
-    tokens: tuple[str, ...] = (BATCH, SEQ)
-    q = context.buffer("q", (*tokens, "heads", "head_dim")).bytes
-    k = context.buffer("k", (*tokens, "kv_heads", "head_dim")).bytes
-    v = context.buffer("v", (*tokens, "kv_heads", "v_head_dim")).bytes
-    out = context.buffer("out", (*tokens, "heads", "v_head_dim")).bytes
     if context.cp_kind == "ulysses":
-        each = tuple(Exchange(kind="all_to_all", axis="cp", payload_bytes=size) for size in (q, k, v, out))
+        each = tuple(Exchange(kind="all_to_all", axis="cp", payload_bytes=size) for size in _traded(context))
         return each, each
+    _, k, v, _ = _traded(context)
     whole = (k + v) * context.cp
     if context.cp_kind == "allgather":
         gather = Exchange(kind="all_gather", axis="cp", payload_bytes=whole)
         return (gather,), (gather, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole))
     ring = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind="attention")
     return (ring,), (ring, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole, behind="attention"))
+
+
+def _traded(context: Context) -> tuple[int, int, int, int]:
+    """Bytes of a rank's queries, keys, values and output."""
+    heads = (("heads", "head_dim"), ("kv_heads", "head_dim"), ("kv_heads", "v_head_dim"), ("heads", "v_head_dim"))
+    q, k, v, out = (context.buffer("traded", (BATCH, SEQ, *dims)).bytes for dims in heads)
+    return q, k, v, out
 
 
 def _torch_ring(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
@@ -101,14 +104,19 @@ def _keys_and_values(context: Context) -> int:
     return sum(part.bytes for part in parts)
 
 
-def torch_ring_merges(context: Context) -> tuple[int, int]:
-    """Bytes that torch's ring moves to put a rank's parts together, forward and backward; of the last rank, whose queries see all keys.
+def context_parallel_moves(context: Context) -> tuple[int, int]:
+    """Bytes that kernels beside attention move for context parallelism, forward and backward.
 
-    Forward, of an output element and part: cast up, and for all but the first two differences and a product; compiled, one kernel.
-    Backward: the queries' gradients cast and added; the keys' and values' cast, added to half of what was handed on, which is then copied
-    and joined for the next rank.
+    Heads traded for sequence: each tensor is copied before its exchange and after it (Transformer Engine context_parallel.py,
+    flash_attn_a2a_communicate; DeepSpeed sequence/layer.py, single_all_to_all).
+
+    torch's ring puts parts together; of the last rank, whose queries see all keys. Forward, of an output element and part: a cast up, and
+    for all but the first two differences and a product; compiled, one kernel. Backward: the queries' gradients cast and added; the keys'
+    and values' cast, added to half of what was handed on, which is then copied and joined for the next rank.
     """
-    if context.stack != "torchtitan" or context.cp == 1 or context.cp_kind == "ulysses":
+    if context.cp > 1 and context.cp_kind == "ulysses":
+        return 2 * 2 * sum(_traded(context)), 2 * 2 * sum(_traded(context))
+    if context.cp == 1 or context.stack != "torchtitan":
         return 0, 0
     element = dtypes.size_bytes(1, context.compute)
     out = context.numel((BATCH, SEQ, "heads", "v_head_dim"))

@@ -13,10 +13,10 @@ from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor
 from ullage.timing.exchanges import (
     context_parallel,
+    context_parallel_moves,
     gathers_8_bit,
     split_loss,
     tensor_parallel,
-    torch_ring_merges,
     vocabulary_parallel,
 )
 from ullage.timing.traffic import bound_by_memory
@@ -208,7 +208,7 @@ def _attention(op: Op, context: Context) -> OpWork:
             causal=bool(op.attrs.get("causal")) and keys == whole,
             dtype=context.compute,
         )
-        merged, merged_back = ((Traffic(bytes=moved),) if moved else () for moved in torch_ring_merges(context))
+        merged, merged_back = ((Traffic(bytes=moved),) if moved else () for moved in context_parallel_moves(context))
         forward = Pass(attention=core, exchanges=sent, traffic=merged)
         backward = Pass(attention=core, exchanges=back, traffic=merged_back)
     return OpWork(name=op.name, module=op.module, forward=forward, backward=backward)
