@@ -12,7 +12,7 @@ from ullage.train.answers import Proof
 from ullage.train.settings import Settings
 
 STEPS = 20
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 TP = {"tp": 2}
 PP = {"pp": 2, "pp_split": [2, 1]}
 CHUNKS = {"layout": {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}, "model": {"num_hidden_layers": 4}}

@@ -7,9 +7,9 @@ from ullage.engines.estimate import estimate
 from ullage.errors import OutOfMemory, UllageError
 from ullage.frozen import replace
 from ullage.job.job import Job
-from ullage.postmortem.advice import Advice, advised
+from ullage.postmortem.advice import Advice
 from ullage.postmortem.source import read_input
-from ullage.postmortem.why import why
+from ullage.postmortem.why import advised, why
 from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
 from ullage.units import format_bytes
 
