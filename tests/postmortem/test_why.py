@@ -85,14 +85,15 @@ def test_no_tensor_of_that_size() -> None:
 
 def test_advice_ends_with_the_first_that_fits_and_is_true() -> None:
     job = ullage.read_job(LLAMA)
-    found = ullage.why(STEP, job).advice
+    answer = ullage.why(STEP, job)
+    found = answer.advice
     assert [one.verdict_after for one in found].count("fits") == 1
     assert found[-1].verdict_after == "fits"
     again = ullage.read_job(
         LLAMA, tuple(f"{key}={json.dumps(value)}" for key, value in found[-1].change.as_dict().items())
     )
     estimate = ullage.estimate(again)
-    assert (estimate.verdict, estimate.peak.low_bytes) == ("fits", found[-1].low_bytes)
+    assert (estimate.verdict, estimate.peak.low_bytes + answer.beyond_bytes) == ("fits", found[-1].low_bytes)
     assert found[-1].frees_bytes == ullage.estimate(job).peak.device_bytes - estimate.peak.device_bytes
 
 
@@ -203,10 +204,56 @@ def test_what_frees_the_host() -> None:
 
 
 def test_nothing_is_put_on_a_host_that_has_no_room_for_it() -> None:
-    poor = ullage.read_job({**LLAMA, "cluster": {"device": "V100-SXM-32GB", "gpus_per_node": 8, "host_memory": "32GB"}})
-    rich = ullage.read_job({**LLAMA, "cluster": {"device": "V100-SXM-32GB", "gpus_per_node": 8, "host_memory": "2TB"}})
-    offloaded = [
-        [one for one in ullage.why(STEP, job).advice if "offload.optimizer" in one.change] for job in (poor, rich)
-    ]
-    assert not offloaded[0]
-    assert all(one.host_bytes > 80e9 for one in offloaded[1])
+    alone = {**LLAMA, "engine": {"name": "deepspeed", "zero_stage": 2}}
+    poor, rich = (
+        ullage.why(
+            STEP,
+            ullage.read_job({**alone, "cluster": {"device": "A100-SXM-40GB", "gpus_per_node": 1, "host_memory": host}}),
+        )
+        for host in ("64GB", "2TB")
+    )
+    assert not [one for one in poor.advice if "offload.optimizer" in one.change]
+    offloaded = [one for one in rich.advice if "offload.optimizer" in one.change]
+    assert offloaded
+    assert all(one.host_bytes > 100e9 for one in offloaded)
+
+
+def test_a_contradiction_is_named_though_no_memory_ran_out() -> None:
+    found = ullage.why("ValueError: DeepSpeed Zero-3 is not compatible with passing a `device_map`.")
+    assert found.evidence.recognised == "not-oom"
+    assert [(one.kind, one.certainty) for one in found.causes] == [("config", "certain")]
+    assert any("device_map" in one.what for one in found.in_words)
+
+
+FITS = ("recompute=full", "data.seq_len=512", "engine.zero_stage=3")
+
+
+def test_a_run_that_failed_needed_more_than_the_card() -> None:
+    """The account says that it fits and the message that it did not: what is missing is added to each estimate."""
+    job = ullage.read_job(LLAMA, FITS)
+    before = ullage.estimate(job)
+    assert before.peak.device_bytes < before.capacity_bytes
+    bare = ullage.why("CUDA out of memory.", job)
+    assert bare.beyond_bytes == before.capacity_bytes - before.peak.device_bytes
+    told = ullage.why(STEP, job)
+    assert told.beyond_bytes >= bare.beyond_bytes
+    for one in bare.advice:
+        if one.low_bytes is not None:
+            changed = tuple(f"{key}={json.dumps(value)}" for key, value in one.change.as_dict().items())
+            after = ullage.estimate(ullage.read_job(LLAMA, (*FITS, *changed)))
+            assert one.low_bytes == after.peak.low_bytes + bare.beyond_bytes
+
+
+def test_pieces_that_could_not_have_held_it_are_no_fragmentation() -> None:
+    """1.95 GiB was free and nothing reserved was unused: expandable segments have nothing to join."""
+    assert not any(
+        "engine.options.expandable_segments" in one.change for one in ullage.why(STEP, ullage.read_job(LLAMA)).advice
+    )
+
+
+def test_a_step_that_fits_is_not_changed_where_it_was_saved() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "/env/transformers/trainer.py", line 1, in save_model\n    state_dict = x\n'
+    found = ullage.why(traceback + "CUDA out of memory.", ullage.read_job(LLAMA, FITS))
+    assert found.causes[0].kind == "save"
+    assert found.advice == ()
+    assert any("offload_to_cpu=True" in one.what for one in found.in_words)

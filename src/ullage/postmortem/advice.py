@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from math import inf
+from typing import TYPE_CHECKING
 
 from ullage.engines.changes import Change, changed, freeing, merged
-from ullage.engines.estimate import Estimate, estimate, rank_peak
-from ullage.engines.interval import interval
-from ullage.engines.registry import ranks_of
-from ullage.errors import UllageError
+from ullage.engines.estimate import estimate
 from ullage.frozen import FrozenMap, frozen
-from ullage.job.adapted import graph_of
 from ullage.job.fields import show
 from ullage.job.job import Job
-from ullage.memory.overhead import outside_allocator
-from ullage.postmortem.outside_step import ROOMY
-from ullage.postmortem.tried import EXPANDABLE, WORK, off_host, others, shorter
-from ullage.timing.step import step_time
+from ullage.postmortem.needed import beyond_bytes, outside_step
+from ullage.postmortem.option import Option, least, seconds
+from ullage.postmortem.tried import EXPANDABLE, MACHINE, WORK, more_gpus, off_host, others, shorter
+
+if TYPE_CHECKING:
+    from ullage.postmortem.why import Answer
 
 Edit = Callable[[Change], str | None]
 """A change as a unified diff of a person's own file; None where it is not the file's to say."""
 
 _MOST_TOGETHER = 4
-_MOST_SHOWN = 6
+_MOST_SHOWN = 8
 
 
 @frozen
 class Advice:
     """change: dotted job keys. frees_bytes: of the card at the peak; slowdown_ratio: the step's time after over before (None: not
-    known); low_bytes..high_bytes: the estimate after it (None: the tensors alone pass the card). host_bytes: of a node's own memory after
-    it, where states are on the host, and frees_host_bytes less than before; verdict_after is of both, where a node's memory is known."""
+    known); low_bytes..high_bytes: the estimate after it, with what the run needed beyond its account (None: the tensors alone pass the
+    card). host_bytes: of a node's own memory after it, where states are on the host, and frees_host_bytes less than before.
+    verdict_after: of the card, and of the host where its memory is known."""
 
     change: FrozenMap
     what: str
@@ -45,84 +44,27 @@ class Advice:
     frees_host_bytes: int = 0
 
 
-@frozen
-class Least:
-    """peak_bytes: allocated on the rank that holds most. high_bytes: the high estimate of its device, were nothing of the allocator's
-    wasted. host_bytes: of a node."""
-
-    peak_bytes: int
-    high_bytes: int
-    host_bytes: int
-
-
-class Option:
-    """A change and the job that it makes. What is known of it is found out when it is asked for."""
-
-    def __init__(self, change: Change, job: Job) -> None:
-        self.change = change
-        self.job = job
-
-    @cached_property
-    def seconds(self) -> float | None:
-        return seconds(self.job)
-
-    @cached_property
-    def least(self) -> Least | None:
-        """None where no account models it."""
-        try:
-            return least(self.job)
-        except UllageError:
-            return None
-
-    @property
-    def peak_bytes(self) -> int:
-        assert self.least is not None, "what is not modelled is no option"
-        return self.least.peak_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self.least.host_bytes if self.least is not None else 0
-
-    @property
-    def may_fit(self) -> bool:
-        return (
-            self.least is not None
-            and self.least.high_bytes < self.job.cluster.device.capacity_bytes
-            and self.on_host <= 1
-        )
-
-    @property
-    def on_host(self) -> float:
-        """The share of a node's memory that is asked of it, 0 where it is not known."""
-        memory = self.job.cluster.host_memory_bytes
-        return self.host_bytes / memory if memory else 0.0
-
-    @cached_property
-    def after(self) -> Estimate | None:
-        """None where the tensors alone pass the card, so that its allocator need not be played."""
-        if self.peak_bytes > self.job.cluster.device.capacity_bytes:
-            return None
-        return estimate(self.job)
-
-    @property
-    def verdict(self) -> str:
-        card = self.after.verdict if self.after is not None and self.on_host <= 1 else "oom"
-        return "tight" if card == "fits" and self.on_host > ROOMY else card
-
-
 class Search:
-    """Changes of one job. edit: see Edit; None where the job came from no file of a person's own."""
+    """Changes of one job, against what an answer says of it. edit: see Edit; None where the job came from no file of a person's own."""
 
-    def __init__(self, job: Job, edit: Edit | None) -> None:
+    def __init__(self, job: Job, edit: Edit | None, answer: Answer) -> None:
         self.job = job
         self.edit = edit
+        self.numbers = answer.evidence.numbers
         self.before = estimate(job)
+        self.beyond_bytes = beyond_bytes(answer, self.before)
+        self.helpless = self.before.verdict != "oom" and outside_step(answer.causes)
         self.seconds = seconds(job)
         self.least = least(job)
         self.peak_bytes = self.least.peak_bytes
 
     def found(self) -> Iterator[Advice]:
-        """Single changes by rank, up to the first that fits; where none does, they are put together until they do."""
+        """Single changes by rank, up to the first that fits; where none does, they are put together until they do.
+
+        None of a step that fits, where something else ran out.
+        """
+        if self.helpless:
+            return
         options = []
         shown = 0
         for option in self._ranked():
@@ -157,8 +99,8 @@ class Search:
     def _ranked(self) -> Iterator[Option]:
         """By seconds lost for each byte freed, a change of the work itself last. What loses none is first, and is looked at by itself."""
         options = [
-            Option(change, job)
-            for change in (*others(self.job), *freeing(self.job), *shorter(self.job))
+            Option(change, job, self.beyond_bytes)
+            for change in (*others(self.job), *freeing(self.job), *shorter(self.job), *more_gpus(self.job))
             if (job := changed(self.job, change)) is not None
         ]
         free = [option for option in options if not self._lost(option)]
@@ -166,15 +108,22 @@ class Search:
         yield from sorted((option for option in options if option not in free and self._helps(option)), key=self._cost)
 
     def _helps(self, option: Option) -> bool:
-        return (
-            option.least is not None
-            and option.on_host <= 1
-            and (option.peak_bytes < self.peak_bytes or EXPANDABLE in option.change)
-        )
+        if option.least is None or option.on_host > 1:
+            return False
+        return option.peak_bytes < self.peak_bytes or (EXPANDABLE in option.change and self.may_be_in_pieces)
+
+    @property
+    def may_be_in_pieces(self) -> bool:
+        """False where the run itself told that what was reserved, free and unused could not have held what was tried."""
+        numbers = self.numbers
+        free, tried = numbers.sane(numbers.free_bytes), numbers.tried_bytes
+        if free is None or tried is None or numbers.reserved_bytes is None:
+            return True
+        return numbers.unused_bytes + free >= tried
 
     def _lost(self, option: Option) -> float:
-        """Seconds of a step; of a change of the work itself none are comparable."""
-        if WORK in option.change:
+        """Seconds of a step; of other work, and of another machine, none are comparable."""
+        if WORK in option.change or MACHINE in option.change:
             return inf
         if option.seconds is None or self.seconds is None:
             return 0.0
@@ -197,8 +146,8 @@ class Search:
             frees_bytes=freed,
             slowdown_ratio=ratio,
             verdict_after=option.verdict,
-            low_bytes=peak.low_bytes if peak is not None else None,
-            high_bytes=peak.high_bytes if peak is not None else None,
+            low_bytes=option.bracket[0] if option.bracket is not None else None,
+            high_bytes=option.bracket[1] if option.bracket is not None else None,
             edit=self.edit(option.change) if self.edit is not None else None,
             host_bytes=option.host_bytes,
             frees_host_bytes=self.least.host_bytes - option.host_bytes,
@@ -227,7 +176,7 @@ class Search:
     def _merged(self, chosen: list[Option]) -> Option | None:
         change = merged(one.change for one in chosen)
         job = changed(self.job, change)
-        return None if job is None else Option(change, job)
+        return None if job is None else Option(change, job, self.beyond_bytes)
 
     def _fits(self, chosen: list[Option]) -> bool:
         both = self._merged(chosen)
@@ -246,24 +195,6 @@ def _strongest(options: list[Option]) -> Iterator[Option]:
         if not taken & option.change.keys():
             taken |= option.change.keys()
             yield option
-
-
-def least(job: Job) -> Least:
-    graph = graph_of(job)
-    found = []
-    for rank in ranks_of(job, graph):
-        peak, account = rank_peak(job, graph, rank)
-        outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        high = interval(job, account, peak, outside).high_bytes
-        found.append(Least(peak_bytes=peak, high_bytes=high, host_bytes=account.host_bytes * job.cluster.gpus_per_node))
-    return max(found, key=lambda one: one.peak_bytes)
-
-
-def seconds(job: Job) -> float | None:
-    try:
-        return step_time(job).step_s
-    except UllageError:
-        return None
 
 
 def _words(change: Change) -> str:

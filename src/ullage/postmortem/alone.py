@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ullage.postmortem.causes import Kind, Reason
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.messages import Numbers
+from ullage.postmortem.signs import CONTRADICTION
 from ullage.units import GIB, format_bytes
 
 _CONTEXT_BYTES = 2 * GIB
@@ -40,8 +41,10 @@ _PHASES: dict[str, tuple[Kind, float, str]] = {
 
 
 def alone(evidence: Evidence) -> Iterator[Reason]:
-    """Reasons out of the evidence alone. None where it tells of no failure of memory."""
+    """Reasons out of the evidence alone. Where it tells of no failure of memory, none but a contradiction in what was configured."""
     if evidence.recognised == "not-oom":
+        if evidence.event is not None and evidence.event.what == CONTRADICTION:
+            yield Reason(kind="config", weight=6.0, why=CONTRADICTION)
         return
     yield from _by_sign(evidence)
     yield from _too_large(evidence.numbers)

@@ -25,6 +25,7 @@ def _sign(recognised: Recognised, weight: int, what: str, markers: str, pattern:
     return Sign(recognised, weight, what, tuple(markers.split("|")), re.compile(pattern, re.IGNORECASE))
 
 
+CONTRADICTION = "ZeRO-3 makes parameters in shards, and takes no device_map and no low_cpu_mem_usage"
 SIGNS = (
     _sign("host-oom", 8, "torch could not allocate host memory", "defaultcpuallocator",
           r"DefaultCPUAllocator: (?:can't|not enough|cannot)"),
@@ -58,6 +59,8 @@ SIGNS = (
           r"|\n)[^\n]{0,120}\bKilled *(?:$|\n|python|torchrun)"),
     _sign("nccl-oom", 3, "NCCL failed in a CUDA call", "ncclunhandledcudaerror|call to cuda function failed",
           r"ncclUnhandledCudaError(?=[\s\S]{0,400}out of memory)"),
+    _sign("not-oom", 3, CONTRADICTION, "not compatible with",
+          r"Zero-?3 is not compatible with (?:.{0,40}low_cpu_mem_usage|.{0,40}device_map)"),
     _sign("not-oom", 2, "a kernel asked for more shared memory than a multiprocessor has; the card's memory is not at fault",
           "out of resource", r"out of resource: shared memory"),
     _sign("not-oom", 2, "an index or a value was out of range inside a kernel", "device-side assert", r"device-side assert"),

@@ -13,6 +13,7 @@ from ullage.postmortem.causes import Cause, Reason, judged
 from ullage.postmortem.difference import Difference, between, grown, predicted
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.filled import filled
+from ullage.postmortem.in_words import InWords, in_words
 from ullage.postmortem.useless import Useless, useless
 
 if TYPE_CHECKING:
@@ -40,13 +41,16 @@ class Answer:
 
 @frozen
 class Why:
-    """What ``ullage why`` answers. useless: what is often tried and does not help here, with the reason."""
+    """What ``ullage why`` answers. useless: what is often tried and does not help here, with the reason. in_words: what helps and is not
+    estimated. beyond_bytes: what the run needed of the card more than its account says; each estimate of the advice has it added."""
 
     evidence: Evidence
     causes: tuple[Cause, ...]
     answer: Answer
     advice: tuple[Advice, ...]
     useless: tuple[Useless, ...]
+    in_words: tuple[InWords, ...] = ()
+    beyond_bytes: int = 0
 
 
 def why(evidence: Evidence, job: Job | None = None, against: Evidence | None = None) -> Answer:
@@ -82,18 +86,22 @@ def advised(answer: Answer, edit: Edit | None = None) -> Why:
     """The answer with what helps. Without a job, or for one that no account models, there is no advice to estimate."""
     evidence, job = answer.evidence, answer.job
     found: tuple[Advice, ...] = ()
+    beyond = 0
     if job is not None and answer.unmodelled is None and evidence.recognised != "not-oom":
         from ullage.postmortem.advice import Search
 
         of_host = evidence.recognised == "host-oom" or any(one.kind == "host-memory" for one in answer.causes)
-        search = Search(job, edit)
+        search = Search(job, edit, answer)
         found = tuple(search.on_host() if of_host else search.found())
+        beyond = search.beyond_bytes
     return Why(
         evidence=evidence,
         causes=answer.causes,
         answer=answer,
         advice=found,
         useless=useless(evidence, answer.causes),
+        in_words=in_words(answer.causes),
+        beyond_bytes=beyond,
     )
 
 

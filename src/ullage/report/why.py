@@ -40,6 +40,16 @@ def why_report(answer: Why) -> Iterator[RenderableType]:
     if answer.answer.difference is not None:
         yield from _difference(answer.answer.difference)
     yield from _advice(answer.advice)
+    if answer.beyond_bytes:
+        more = format_bytes(answer.beyond_bytes)
+        yield indented(
+            Text(
+                f"the run needed {more} more than the job's account says, which is added to each estimate", style="dim"
+            )
+        )
+    if answer.in_words:
+        yield heading("What helps besides", "not estimated")
+        yield indented(Text("\n".join(f"{one.what}: {one.why}" for one in answer.in_words)))
     if answer.useless:
         yield heading("What does not help")
         yield indented(Text("\n".join(f"{one.what}: {one.why}" for one in answer.useless)))

@@ -25,6 +25,8 @@ def why(answer: Why) -> dict[str, object]:
         "numbers": {name: getattr(evidence.numbers, name) for name in _NUMBERS},
         "causes": [_cause(one) for one in answer.causes],
         "advice": [_advice(one) for one in answer.advice],
+        "in_words": [{"kind": one.kind, "what": one.what, "why": one.why} for one in answer.in_words],
+        "beyond_bytes": answer.beyond_bytes,
         "no_help": [{"what": one.what, "why": one.why} for one in answer.useless],
         "found": None
         if event is None

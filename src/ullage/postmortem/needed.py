@@ -1,0 +1,43 @@
+"""What a run needed beyond its account: a run that failed needed more than the card, whatever its account says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ullage.engines.estimate import Estimate
+from ullage.postmortem.causes import Cause
+
+if TYPE_CHECKING:
+    from ullage.postmortem.why import Answer
+
+OUTSIDE_STEP = ("save", "load", "evaluation", "foreign-process", "config", "leak", "host-memory")
+"""Causes that no change of the step is against, where the step fits."""
+_OF_THE_ALLOCATOR = ("fragmentation", "communicators")
+"""Causes under which what was needed was there, in pieces or in torch's cache."""
+
+
+def outside_step(causes: tuple[Cause, ...]) -> bool:
+    return bool(causes) and causes[0].kind in OUTSIDE_STEP and causes[0].certainty != "possible"
+
+
+def beyond_bytes(answer: Answer, before: Estimate) -> int:
+    """Bytes of the card to add to every estimate of this run; 0 where the account explains the failure, or tells nothing of it.
+
+    By the message: what was allocated, what was tried, and what was neither free nor torch's; without numbers: the card.
+    """
+    evidence, causes = answer.evidence, answer.causes
+    if answer.candidates and not answer.candidates[0].made.in_step:
+        return 0
+    if evidence.recognised not in ("cuda-oom", "hip-oom") or outside_step(causes):
+        return 0
+    if causes and causes[0].kind in _OF_THE_ALLOCATOR:
+        return 0
+    numbers = evidence.numbers
+    needed = before.capacity_bytes
+    if numbers.tried_bytes is not None and numbers.allocated_bytes is not None:
+        elsewhere = before.peak.device_bytes - before.peak.reserved_bytes
+        free = numbers.sane(numbers.free_bytes)
+        if numbers.capacity_bytes is not None and free is not None and numbers.reserved_bytes is not None:
+            elsewhere = max(0, numbers.capacity_bytes - free - numbers.reserved_bytes)
+        needed = max(needed, numbers.allocated_bytes + numbers.tried_bytes + elsewhere)
+    return max(0, needed - before.peak.device_bytes)
