@@ -50,6 +50,14 @@ ADAPTERS = {
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 
+FREEZES = ("single", "ddp")
+"""Engines whose account knows a model of which only a part is trained, in transformers' layer code."""
+
+
+def _freezes(job: Job) -> bool:
+    return job.engine.name in FREEZES and job.stack == "transformers" and job.layout.world == job.layout.dp
+
+
 def _lora(job: Job) -> object:
     known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == job.layout.pp == 1
     return None if job.lora is None or known else "set"
@@ -72,7 +80,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
     "lora.dtype": _adapters_type,
-    "freeze": lambda job: list(job.freeze) or None,
+    "freeze": lambda job: list(job.freeze) or None if not _freezes(job) else None,
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),
     "offload.activations": _offload("activations"),

@@ -94,7 +94,8 @@ def master(job: Job, rank: Rank) -> list[Item]:
     precision = job.precision
     if precision.master is None or precision.master == precision.params or job.lora is not None:
         return []
-    return [parameters(rank, precision.master, "master copy of the parameters", "optimizer")]
+    trained = [param for param in rank.params if param.param.trainable]
+    return [_tensors(trained, precision.master, "master copy of the parameters", "optimizer")]
 
 
 # -- the step

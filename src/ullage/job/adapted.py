@@ -9,9 +9,10 @@ from math import prod
 
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
+from ullage.job import freezing
 from ullage.job.job import Job, Lora
 from ullage.model.build import graph as build
-from ullage.model.graph import Block, Graph, Op, Param, Run
+from ullage.model.graph import Block, Graph, Op, Param
 
 ADAPTERS = "fp32"
 """PEFT makes adapters of a 16-bit model in fp32 (tuners/tuners_utils.py, cast_adapter_dtype; autocast_adapter_dtype=True)."""
@@ -68,15 +69,21 @@ def graph_of(job: Job) -> Graph:
 
 
 def trained(graph: Graph, job: Job) -> Graph:
-    """A graph with the job's adapters, as PEFT puts them into transformers' classes and torchtune into its own; in other stacks no account
-    reads them."""
-    if job.lora is None or job.stack not in STACKS:
+    """A graph with the job's adapters, as PEFT puts them into transformers' classes and torchtune into its own, and what it freezes;
+    in other stacks no account reads either."""
+    if job.stack not in STACKS or (job.lora is None and not job.freeze):
         return graph
-    if job.lora.base in QUANTISED:
+    if job.lora is not None and job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
-    # transformers' gradient checkpointing makes the embedding's output ask for a gradient (enable_input_require_grads)
-    input_grads = job.recompute.kind != "none" and job.stack == "transformers"
-    return _with_adapters(graph, job.lora, adapters_type(job), _seen_as(job), input_grads)
+    types = (adapters_type(job), _seen_as(job)) if job.lora is not None else ("", "")
+    return _trained(graph, job.lora, types, job.freeze, _asks_for_input_gradients(job))
+
+
+def _asks_for_input_gradients(job: Job) -> bool:
+    """Whether the embedding's output asks for a gradient though nothing before it is trained (enable_input_require_grads): beside
+    adapters transformers' gradient checkpointing sees to it, and reentrant checkpoints, as before 5.0, work with it alone."""
+    reentrant = job.stack_version is not None and not job.stack_version.startswith("5")
+    return job.recompute.kind != "none" and job.stack == "transformers" and (job.lora is not None or reentrant)
 
 
 def _seen_as(job: Job) -> str:
@@ -85,23 +92,20 @@ def _seen_as(job: Job) -> str:
 
 
 @lru_cache(maxsize=64)
-def _with_adapters(graph: Graph, lora: Lora, kept_as: str, seen_as: str, input_grads: bool) -> Graph:
-    """kept_as, seen_as: the types of the adapters, and in the layer code. input_grads: whether the embedding's output asks for a
-    gradient though nothing before it is trained."""
+def _trained(
+    graph: Graph, lora: Lora | None, types: tuple[str, str], freeze: tuple[str, ...], input_grads: bool
+) -> Graph:
+    """types: of the adapters, as they are kept and as the layer code sees them."""
+    found = graph if lora is None else _with_adapters(graph, lora, types)
+    found = freezing.without(found, freeze) if freeze else found
+    return found if input_grads else freezing.from_the_first_trained(found)
+
+
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str]) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     found: set[str] = set()
-    runs: list[Run] = []
-    for run in graph.runs:
-        block = _adapted(graph, run.block, lora, (kept_as, seen_as), found)
-        if block.role == "embedding" and not input_grads:
-            block = replace(block, output=replace(block.output, grad=False))
-        first = block.role == "layer" and not any(one.block.role == "layer" for one in runs)
-        if first and not input_grads:
-            runs.append(Run(block=replace(block, input=replace(block.input, grad=False))))
-            run = replace(run, repeat=run.repeat - 1)
-        if run.repeat:
-            runs.append(Run(block=block, repeat=run.repeat))
+    runs = [replace(run, block=_adapted(graph, run.block, lora, types, found)) for run in graph.runs]
     missing = [target for target in lora.targets if target != ALL_LINEAR and target not in found]
     if missing:
         raise InvalidInput(

@@ -37,6 +37,7 @@ class Tape:
         self.steps: list[Step] = []
         self.module = ""
         self.family = block.family
+        self.frozen = frozenset(param.name for param in block.params if not param.trainable)
         self.values: dict[str, Value] = {}
         source = block.input
         self.define(Value(source.name, source.dims, source.elements or context.residual))
@@ -188,7 +189,8 @@ class Tape:
         return self.context.weight(param, dims, self.weight_dtype, fusable=fusable)
 
     def cast_weight(self, param: str, dims: tuple[Dim, ...], dtype: str) -> Value | None:
-        """Autocast's copy of a parameter, stored as ``dtype``, in the compute type; cached until the context exits. None: there is none."""
+        """Autocast's copy of a parameter, stored as ``dtype``, in the compute type; cached until the context exits, unless it is frozen
+        (aten/src/ATen/autocast_mode.cpp, cached_cast). None: there is none."""
         if not self.context.autocast or dtype == self.context.compute:
             return None
         name = f"{param}.{self.context.compute}"
@@ -199,7 +201,7 @@ class Tape:
             out,
             what=f"autocast copy of {param}",
             weights=(self.context.weight(param, dims, dtype),),
-            caches=(name,),
+            caches=() if param in self.frozen else (name,),
         )
 
 

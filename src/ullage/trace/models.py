@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,6 @@ def _refuse(job: Job) -> None:
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
         "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
-        "freeze": "set" if job.freeze else None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
         "optimizer.state": "8bit" if job.optimizer.state == "8bit" else None,
@@ -118,6 +118,9 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
     recompute(job, model)
     if job.lora is not None:
         model = _adapted(job, job.lora, model)
+    for name, param in model.named_parameters():
+        if any(fnmatchcase(name, glob) for glob in job.freeze):
+            param.requires_grad_(False)
     assert isinstance(model, nn.Module)
     return model
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from ullage.engines.base import sized
 from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held, is_trainable
+from ullage.engines.deepspeed.partition import Held
 from ullage.job.job import Job
 from ullage.kernels.transformers_adapters import is_adapted
 from ullage.memory import chunk as chunks
@@ -43,7 +43,7 @@ class Gathers:
     def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> None:
         self.dtype = job.precision.params
         self.elements = tuple(elements)
-        self.tree = _tree(job.stack, job.lora is not None, job.freeze, rank, self.elements)
+        self.tree = _tree(job.stack, job.lora is not None, rank, self.elements)
         limits = Limits(
             prefetch=knobs.prefetch_bucket, max_live=knobs.max_live, max_reuse_distance=knobs.max_reuse_distance
         )
@@ -109,16 +109,13 @@ class _Tree:
     the layer around a linear and its dropout (peft tuners/lora/layer.py).
     """
 
-    def __init__(
-        self, stack: str, adapted: bool, freeze: tuple[str, ...], rank: Rank, elements: tuple[Element, ...]
-    ) -> None:
+    def __init__(self, stack: str, adapted: bool, rank: Rank, elements: tuple[Element, ...]) -> None:
         self.numels: list[int] = []
         self.hooks: list[Hooks] = []
         self.backwards: list[range] = []  # segments of each element's backward, last element first
         self.forwards = len(elements)
         self.deep = stack in _TREES_OF_MODULES
         self.outer = 4 if adapted else 2 if self.deep else 1
-        self.freeze = freeze
         self.trained: list[int | None] = []  # of each parameter, its place among the trained ones
         local = {param.name: param for param in rank.params}
         modules = [list(self._modules(element, local)) for element in elements]
@@ -142,7 +139,7 @@ class _Tree:
     def _place(self, param: LocalParam) -> int:
         self.numels.append(param.numel)
         before = sum(place is not None for place in self.trained)
-        self.trained.append(before if is_trainable(self.freeze, param) else None)
+        self.trained.append(before if param.param.trainable else None)
         return len(self.numels) - 1
 
     def _gradients(self, params: tuple[int, ...]) -> list[int]:
@@ -172,8 +169,8 @@ class _Tree:
 
 
 @lru_cache(maxsize=64)
-def _tree(stack: str, adapted: bool, freeze: tuple[str, ...], rank: Rank, elements: tuple[Element, ...]) -> _Tree:
-    return _Tree(stack, adapted, freeze, rank, elements)
+def _tree(stack: str, adapted: bool, rank: Rank, elements: tuple[Element, ...]) -> _Tree:
+    return _Tree(stack, adapted, rank, elements)
 
 
 @lru_cache(maxsize=64)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
-from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.chunk import Element
 from ullage.memory.program import round_up
-from ullage.memory.rank import LocalParam, Rank
+from ullage.memory.rank import Rank
 
 ALIGNMENT = 2
 """Elements to which a flat group's partitions are aligned (nccl_start_alignment_factor, zero/stage_1_and_2.py)."""
@@ -98,11 +97,6 @@ def _owners(flat: Flat) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def is_trainable(freeze: tuple[str, ...], param: LocalParam) -> bool:
-    named = any(fnmatchcase(param.name, glob) or fnmatchcase(param.param.name, glob) for glob in freeze)
-    return param.param.trainable and not named
-
-
 @frozen
 class Held:
     """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), and the elements of each frozen one."""
@@ -150,9 +144,9 @@ def held(job: Job, rank: Rank) -> Held:
         for run in chunk.runs:
             mine = [by_name.get(f"{run.block.name}.{param.name}") for param in run.block.params]
             here = [param for param in mine if param is not None]
-            dense += [one.numel for one in here if not one.expert and is_trainable(job.freeze, one)] * run.repeat
-            expert += [one.numel for one in here if one.expert and is_trainable(job.freeze, one)] * run.repeat
-            frozen += [one.numel for one in here if not is_trainable(job.freeze, one)] * run.repeat
+            dense += [one.numel for one in here if not one.expert and one.param.trainable] * run.repeat
+            expert += [one.numel for one in here if one.expert and one.param.trainable] * run.repeat
+            frozen += [one.numel for one in here if not one.param.trainable] * run.repeat
     by_turns = job.engine.zero_stage < 3 and job.engine.options.get("round_robin_gradients") is True
     return Held(
         dense=Flat(numels=tuple(dense), shards=data_parallel(job), round_robin=by_turns),
@@ -172,6 +166,6 @@ def element_params(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tu
     found = []
     for element in elements:
         here = [(param.name, by_name.get(f"{element.block.name}.{param.name}")) for param in element.block.params]
-        mine = tuple((name, one.numel) for name, one in here if one is not None and is_trainable(job.freeze, one))
+        mine = tuple((name, one.numel) for name, one in here if one is not None and one.param.trainable)
         found.append(mine * element.size)
     return found
