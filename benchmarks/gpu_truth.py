@@ -131,7 +131,7 @@ def _first_oom(job: Mapping[str, Any], above: int) -> int:
 
 
 def _verdict(job: Mapping[str, Any], micro_batch: int) -> str:
-    return ullage.estimate({**job, "data": {**job["data"], "micro_batch": micro_batch}}).verdict
+    return ullage.estimate(ullage.read_job({**job, "data": {**job["data"], "micro_batch": micro_batch}})).verdict
 
 
 def measured(job: dict[str, Any]) -> tuple[object | None, str]:
@@ -164,7 +164,7 @@ def measured(job: dict[str, Any]) -> tuple[object | None, str]:
 
 def _out_of_memory(job: dict[str, Any]) -> object:
     try:
-        predicted = ullage.estimate(job).verdict
+        predicted: str = ullage.estimate(ullage.read_job(job)).verdict
     except UllageError as error:
         predicted = str(error)
     return {

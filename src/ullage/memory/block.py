@@ -44,12 +44,14 @@ class GradRule:
     into the accumulator: no tensor; of other ops, as "add"). dtype None: as autograd makes it.
     temporaries: with "add", element types of what the engine allocates, as large as the weight, to use the gradient up at once
     (an optimizer inside the backward). pending: weights whose gradients wait all the same (another block uses them too).
+    added: weights whose gradients are added to one that is there already, whatever the mode.
     """
 
     mode: str = "keep"
     dtype: str | None = None
     temporaries: tuple[str, ...] = ()
     pending: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
 
 
 @frozen

@@ -37,7 +37,8 @@ class WeightGrads:
         self._uses[weight.param] -= 1
         made = self._items.weight_gradient(weight, weight.dtype)
         self._live.alloc(made)
-        taken = rule.mode in ("add", "fused") and not self._uses[weight.param] and weight.param not in rule.pending
+        adds = rule.mode in ("add", "fused") or weight.param in rule.added
+        taken = adds and not self._uses[weight.param] and weight.param not in rule.pending
         if weight.param in self.kept:
             self._join(weight, made)
             return self.kept.pop(weight.param) if taken else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
 from ullage.engines.deepspeed.options import Knobs
-from ullage.engines.deepspeed.partition import Held, Own, element_params
+from ullage.engines.deepspeed.partition import Held, Own, element_params, gradients_of
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.block import GradRule
@@ -77,17 +77,17 @@ def hooked_backward(
     for element, mine in zip(reversed(elements), reversed(params), strict=True):
         place -= len(mine)
         each = len(mine) // element.size
-        at = {name: (place + index, numel) for index, (name, numel) in enumerate(mine[:each])}
         backward = replayer.element_program(element, GradRule(mode="add")).backward
         names = _names(element, replayer)
+        at = gradients_of(element.block, mine[:each], frozenset(names.values()))
         calls = []
         turns: dict[str, int] = {}
         for item in _complete(backward, frozenset(names)):
             name = names[item]
             turn = turns[name] = turns.get(name, 0) + 1
             if name in at:
-                base, numel = at[name]
-                calls.append(hook(base + (element.size - turn) * each, numel))
+                first, numel = at[name]
+                calls.append(hook(place + first + (element.size - turn) * each, numel))
             else:
                 calls.append(EMPTY)
         inner = _with_hooks(backward, frozenset(names), calls, added)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
@@ -11,6 +11,7 @@ from ullage.job.job import Job
 from ullage.memory.chunk import Element
 from ullage.memory.program import round_up
 from ullage.memory.rank import Rank
+from ullage.model.graph import Block
 
 ALIGNMENT = 2
 """Elements to which a flat group's partitions are aligned (nccl_start_alignment_factor, zero/stage_1_and_2.py)."""
@@ -158,6 +159,23 @@ def held(job: Job, rank: Rank) -> Held:
 def data_parallel(job: Job) -> int:
     """Ranks over which states are divided: data parallel and sequence (context) parallel together."""
     return job.layout.dp * job.layout.cp
+
+
+def gradients_of(block: Block, params: ListLike[tuple[str, int]], grads: Container[str]) -> dict[str, tuple[int, int]]:
+    """Of a block's gradients by name, their places among its parameters and their elements: that of matmuls fused into one weight
+    (GPT-2's c_attn) stands where the first of them does."""
+    fused = {
+        param.name: f"{op.attrs['group']}.{param.name.rpartition('.')[2]}"
+        for op in block.ops
+        if op.attrs.get("group")
+        for param in op.params
+    }
+    found: dict[str, tuple[int, int]] = {}
+    for place, (name, numel) in enumerate(params):
+        name = name if name in grads else fused.get(name, name)
+        first, before = found.get(name, (place, 0))
+        found[name] = first, before + numel
+    return found
 
 
 def element_params(job: Job, rank: Rank, elements: ListLike[Element]) -> list[tuple[tuple[str, int], ...]]:

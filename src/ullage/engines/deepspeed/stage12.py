@@ -6,6 +6,7 @@ first gradient; a bucket with slices of more than one owner is concatenated once
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 
 from ullage.engines.base import sized
@@ -86,19 +87,19 @@ def _stage_2(one: Owner) -> Sequence:
     return Sequence([passes, *_step(one, Sequence([free(one.own)]) if not one.offloads else Sequence([]))])
 
 
-def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool, whole: _Whole = ()) -> Node:
-    hooks = _Hooks(one, first, whole)
+def _reducing_backward(one: Owner, elements: ListLike[Element], first: bool, whole: _Whole | None = None) -> Node:
+    hooks = _Hooks(one, first, whole or {})
     passes = hooked_backward(one.job, one.rank, one.replayer, elements, hooks.gradient, added=bool(whole))
     nodes = [node for _, node in passes]
     return Sequence([*nodes, hooks.end()])
 
 
-_Whole = tuple[tuple[Item, int], ...]
+_Whole = Mapping[int, Item]
 
 
 class _Hooks:
-    """The gradients' hooks in one backward. ``first``: it is the first that reduces. ``whole``: gradients that earlier ones have left, in
-    model order, with the bucket."""
+    """The gradients' hooks in one backward. ``first``: it is the first that reduces. ``whole``: gradients that earlier ones have left, by
+    their parameters' places, with the bucket."""
 
     def __init__(self, one: Owner, first: bool, whole: _Whole) -> None:
         self.one = one
@@ -116,7 +117,7 @@ class _Hooks:
         if flush is not None:
             nodes.append(self._flush(flush))
         if self.whole:
-            nodes.append(free(self.whole[place][0]))
+            nodes.append(free(self.whole[place]))
         if numel > self.one.knobs.reduce_bucket:
             params = self.one.job.precision.params
             self.alone = states.transient(
@@ -195,6 +196,7 @@ def _overlapping_stage_1(one: Owner) -> Sequence:
     """With overlap_comm gradients stay whole until the last micro-batch, in whose backward they are reduced as they come
     (stage_1_and_2.py, process_gradients; the buckets are made by the first hook of all)."""
     grads = whole_gradients(one.job, one.graph, one.rank, one.replayer)
+    whole = {place: item for place, (item, _) in zip(grads.places, grads.items, strict=True)}
 
     def backward(elements: ListLike[Element], first: bool) -> Node:
         if not first:
@@ -202,7 +204,7 @@ def _overlapping_stage_1(one: Owner) -> Sequence:
         return Sequence([grads.backward(elements[-1:], first), alloc(one.bucket), grads.backward(elements[:-1], first)])
 
     def reducing(elements: ListLike[Element], first: bool) -> Node:
-        return _reducing_backward(one, elements, True, grads.items)
+        return _reducing_backward(one, elements, True, whole)
 
     def passes(micro_batches: int, backward: Backward) -> Node:
         job = replace(one.job, data=replace(one.job.data, grad_accum=micro_batches))
