@@ -49,7 +49,7 @@ CASES = {
     "TP, bf16": job("fsdp2", layout=TP, precision="bf16-mixed"),
     "GPipe": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES),
     "1F1B": job("fsdp2", layout=PP, data=FOUR_BATCHES),
-    "1F1B, full recomputation": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute="full"),
+    "1F1B, every second layer": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute={"every": 2}),
     "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),
     "interleaved 1F1B": job("fsdp2", layout={**PP, "vpp": 2, "schedule": "interleaved-1f1b"}, data=FOUR_BATCHES),
     "adapters": job("ddp", lora={"rank": 8}, precision="bf16-mixed"),
@@ -71,7 +71,7 @@ FOUR = {
     "HSDP": job("fsdp2", 4, shard_group=2),
     "ZeRO-3 on four": job("fsdp2", 4),
     "ZeRO-3 x TP": job("fsdp2", 4, layout=TP),
-    "ZeRO-3 x PP": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES),
+    "ZeRO-3 x PP, one layer of a stage": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES, recompute={"layers": 1}),
     "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
     "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),
 }

@@ -56,7 +56,7 @@ TWO = {
     "TP, bf16": job_of("fsdp2", 2, layout=TP, precision="bf16-mixed"),
     "GPipe": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, recompute="full"),
     "1F1B, fp16": job_of("fsdp2", 2, layout=PP, precision="fp16-mixed"),
-    "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}),
+    "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}, recompute={"layers": 1}),
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
     "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
     "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),

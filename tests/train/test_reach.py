@@ -20,7 +20,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("layout.schedule", {"layout": {**PP, "schedule": "zb-h1"}}),
     ("data.grad_accum", {"layout": PP, "data": {"grad_accum": 1}}),
     ("engine.options.sync_each_batch", {"layout": PP, "options": {"sync_each_batch": True}}),
-    ("recompute", {"layout": PP, "recompute": {"layers": 1}}),
+    ("recompute", {"layout": PP, "recompute": {"sqrt": True}}),
     ("layout.cp", {"layout": {"cp": 2}}),
     ("layout.dp", {"ranks": 1}),
     ("stack", {"stack": "liger"}),

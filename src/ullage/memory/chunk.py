@@ -86,7 +86,7 @@ class Replayer:
     def elements(self, chunk: Chunk, leaving: frozenset[int] = frozenset(), *, received: bool = False) -> list[Element]:
         """A chunk's blocks as they run. leaving: slots of what it hands on beside its output. received: whether its input is in
         buffers that its engine keeps."""
-        found = _elements(chunk, self.recompute, self.group)
+        found = _elements(chunk, self.recompute, self.group, self.context.stack)
         if any(crossings(run.block, self.context).any for run in chunk.runs):
             names = handed(self.crossings(found), leaving, received=received)
             found = [replace(one, handed=mine) for one, mine in zip(found, names, strict=True)]
@@ -160,10 +160,10 @@ def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgr
     )
 
 
-def _elements(chunk: Chunk, recompute: Recompute, group: int) -> list[Element]:
+def _elements(chunk: Chunk, recompute: Recompute, group: int, stack: str) -> list[Element]:
     """The chunk's blocks with their modes; embedding and head are never checkpointed."""
     layers = chunk.layers
-    modes = _modes(layers, recompute)
+    modes = _modes(layers, recompute, stack)
     if recompute.kind == "sqrt":
         group = max(1, round(math.sqrt(layers)))
     elements: list[Element] = []
@@ -185,13 +185,19 @@ def _split(block: Block, mode: str, count: int, group: int) -> list[Element]:
     return [*whole, Element(block=block, mode=mode, size=rest)] if rest else whole
 
 
-def _modes(layers: int, recompute: Recompute) -> list[str]:
+_FIRST_OF_EVERY = frozenset({"transformers", "liger"})
+"""Stacks that recompute the first of every n layers (transformers modeling_utils.py ``_set_gradient_checkpointing``); torchtitan the last
+(distributed/activation_checkpoint.py)."""
+
+
+def _modes(layers: int, recompute: Recompute, stack: str) -> list[str]:
     if recompute.kind in ("full", "sqrt"):
         return [CHECKPOINT] * layers
     if recompute.kind in ("selective", "modules"):
         return [SELECTIVE] * layers
     if recompute.kind == "every":
-        return [CHECKPOINT if (index + 1) % recompute.every == 0 else PLAIN for index in range(layers)]
+        place = 0 if stack in _FIRST_OF_EVERY else recompute.every - 1
+        return [CHECKPOINT if index % recompute.every == place else PLAIN for index in range(layers)]
     if recompute.kind == "layers":
         return [CHECKPOINT if index < recompute.layers else PLAIN for index in range(layers)]
     return [PLAIN] * layers

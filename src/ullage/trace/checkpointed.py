@@ -26,6 +26,12 @@ def recompute(job: Job, model: Any) -> None:
         _checkpoint_layers(job, model)
 
 
+def recompute_stage(job: Job, model: Any) -> None:
+    """Counts the layers that are left of the model, where the job counts layers."""
+    if job.recompute.kind in ("every", "layers"):
+        _checkpoint_layers(job, model)
+
+
 def _checkpoint_layers(job: Job, model: Any) -> None:
     every = job.recompute.every if job.recompute.kind == "every" else 1
     if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23

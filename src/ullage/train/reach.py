@@ -139,8 +139,8 @@ def _refuse_groups(job: Job) -> None:
 
 def _refuse_of_pipelines(job: Job) -> None:
     layout, count = job.layout, job.data.grad_accum
-    if job.recompute.kind in ("every", "layers"):
-        raise Unsupported("counts layers of the model, not of a stage", key="recompute", value=job.recompute.kind)
+    if job.recompute.kind == "sqrt":
+        raise Unsupported("groups layers of the model, not of a stage", key="recompute", value="sqrt")
     if job.engine.options.get("sync_each_batch"):
         raise Unsupported(
             "a pipeline reduces after its last micro-batch", key="engine.options.sync_each_batch", value="true"

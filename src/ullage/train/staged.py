@@ -13,6 +13,7 @@ from torch import nn
 from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.memory.rank import layers_per_chunk
+from ullage.trace.checkpointed import recompute_stage
 
 _PARTS = ("embed_tokens", "layers", "norm")
 
@@ -47,6 +48,7 @@ def staged(job: Job, model: Any, index: int) -> nn.Module:
         base.embed_tokens = _Through()
     if not last:
         base.norm, model.lm_head = _Through(), _Through()
+    recompute_stage(job, model)
     whole, given = model.forward, "inputs_embeds" if index else "input_ids"
 
     def forward(hidden: torch.Tensor, *, labels: torch.Tensor) -> torch.Tensor:
