@@ -60,6 +60,9 @@ TWO = {
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
     "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
     "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),
+    "parameters and states on the host": job_of(
+        "fsdp2", 2, offload={"params": "cpu", "optimizer": "cpu"}, precision="fp16-mixed"
+    ),
     "adapters": job_of("ddp", 2, lora={"rank": 8}, precision="bf16-mixed"),
     "adapters of a base in bf16": job_of(
         "ddp", 2, lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"
@@ -87,7 +90,9 @@ TWO = {
     "DeepSpeed ZeRO-1, bf16, summed in fp32": job_of(
         "deepspeed", 2, zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
     ),
-    "DeepSpeed ZeRO-2, fp16": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed"),
+    "DeepSpeed ZeRO-2, fp16, states on the host": job_of(
+        "deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed", offload={"optimizer": "cpu"}
+    ),
     "DeepSpeed ZeRO-3, bf16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="bf16-mixed"),
     "DeepSpeed ZeRO-3, fp16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="fp16-mixed"),
 }

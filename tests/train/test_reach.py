@@ -41,6 +41,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("optimizer.state", {"optimizer": "adamw-bf16"}),
     ("optimizer.impl", {"optimizer": {"name": "sgd", "impl": "fused"}}),
     ("offload.optimizer", {"offload": {"optimizer": "cpu"}}),
+    ("offload.optimizer", {"engine": "deepspeed", "zero_stage": 3, "offload": {"optimizer": "nvme"}}),
     ("offload.activations", {"offload": {"activations": "cpu"}}),
     ("precision", {"precision": "fp8-mixed"}),
     ("precision", {"precision": {"params": "bf16", "master": "fp32"}}),

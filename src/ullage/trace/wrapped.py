@@ -111,15 +111,17 @@ def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     precision = job.precision
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
+    offloads = job.offload.params != "none"  # and the optimizer's states with them; nothing is pinned without a GPU
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
     groups = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
     _, kept_shards = resharding(job)
     for module in (*layers_of(model), model):
         again = kept_shards if kept_shards and module is not model else reshards(job)
-        fully_shard(module, mesh=mesh[groups], mp_policy=policy, reshard_after_forward=again)
+        fully_shard(module, mesh=mesh[groups], mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
     return model
 
 

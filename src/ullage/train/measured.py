@@ -18,6 +18,7 @@ from torch import distributed
 
 from ullage.engines.estimate import Estimate, estimate
 from ullage.engines.registry import account, ranks_of
+from ullage.errors import Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.ledger import by_category, ledger
@@ -34,6 +35,8 @@ BOUND = 0.02
 
 def measure(job: Job, settings: Settings) -> Measured | None:
     """As one rank: the answer on rank 0, None on the others. Raises Unsupported where the job has no estimate to be held against."""
+    if not torch.cuda.is_available():
+        _refuse_what_cpus_do_otherwise(job)
     expected = estimate(job)
     tokens = tokens_of(job, settings)
     recorded = _until_steady(job)
@@ -51,6 +54,18 @@ def measure(job: Job, settings: Settings) -> Measured | None:
         if distributed.get_rank():
             return None
     return _held_against(expected, run, [one for one in ranks if one is not None], seconds)
+
+
+def _refuse_what_cpus_do_otherwise(job: Job) -> None:
+    found: dict[str, tuple[object, str]] = {
+        f"offload.{part}": (getattr(job.offload, part), "host and device are one memory on CPU processes")
+        for part in ("optimizer", "params")
+        if getattr(job.offload, part) != "none"
+    }
+    if job.lora is not None and job.lora.dropout:
+        found["lora.dropout"] = (job.lora.dropout, "a CPU keeps its mask in the input's type, a GPU in bytes")
+    for key, (value, why) in found.items():
+        raise Unsupported(why, key=key, value=value, remedy="measure it on GPUs")
 
 
 def _until_steady(job: Job) -> int:

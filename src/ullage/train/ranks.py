@@ -51,7 +51,7 @@ def current_device() -> torch.device:
 
 @contextmanager
 def joined(found: Place, world: int) -> Iterator[None]:
-    """The process group of all ranks, left at the end: NCCL between GPUs, gloo between CPUs."""
+    """The process group of all ranks, left at the end: NCCL between GPUs, gloo between CPUs and for what GPUs offload."""
     if found.world != world:
         raise InvalidInput(
             f"the job's layout has {world} ranks",
@@ -68,7 +68,7 @@ def joined(found: Place, world: int) -> Iterator[None]:
     else:
         _use_cores(found.local_world)
     os.environ.update(MASTER_ADDR=found.master, MASTER_PORT=str(found.port), LOCAL_RANK=str(found.local_rank))
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # gloo reduces what is offloaded
     distributed.init_process_group(backend, rank=found.rank, world_size=found.world)
     try:
         yield

@@ -66,7 +66,7 @@ def refuse_what_is_not_run(job: Job) -> None:
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
         "optimizer.paged": "true" if job.optimizer.paged else None,
-        **{f"offload.{name}": _set(getattr(job.offload, name)) for name in ("optimizer", "params", "activations")},
+        **{f"offload.{part}": _not_offloaded(job, part) for part in ("optimizer", "params", "activations")},
     }
     for key, value in refused.items():
         if value is not None:
@@ -96,6 +96,14 @@ def refuse_what_is_not_kept(job: Job) -> None:
 
 def _set(place: str) -> str | None:
     return None if place == "none" else place
+
+
+def _not_offloaded(job: Job, part: str) -> str | None:
+    """FSDP2's policy takes parameters and states to the host together."""
+    place: str = getattr(job.offload, part)
+    whole = job.engine.name == "fsdp2" and job.offload.params == "cpu" and job.layout.tp == job.layout.pp == 1
+    runs = place == "cpu" and part != "activations" and (whole or job.engine.name == "deepspeed")
+    return None if runs or place == "none" else place
 
 
 def _refuse_options(job: Job) -> None:
