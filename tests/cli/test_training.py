@@ -40,8 +40,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_prove_starts_its_ranks(job: Path) -> None:
-    done = command("prove", job, "--steps", 3, "--json")
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
+def test_prove_starts_its_ranks(engine: str, job: Path) -> None:
+    options = "{reduce_bucket_size: 200000}" if engine == "deepspeed" else "{}"
+    done = command(
+        "prove", job, "--steps", 3, "--json", "--set", f"engine.name={engine}", "--set", f"engine.options={options}"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["equal"]
