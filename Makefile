@@ -1,6 +1,6 @@
 # make demo   an estimate of a real model, from a bare machine with Python 3.11
 # make test   everything that must hold: linter, formatter, types, import contracts, tests
-# make bench  how fast an estimate and a plan are on this machine
+# make bench  how fast an estimate, a plan and an answer to why are on this machine
 # make bench-trace   what a trace takes beside torch's FSDPMemTracker
 # make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
@@ -36,6 +36,7 @@ demo: .venv-demo/.stamp
 bench: venv
 	$(BIN)/python benchmarks/estimate_speed.py
 	$(BIN)/python benchmarks/plan_speed.py
+	$(BIN)/python benchmarks/why_speed.py
 
 bench-trace: venv
 	$(BIN)/python benchmarks/trace_speed.py

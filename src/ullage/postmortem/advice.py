@@ -97,15 +97,22 @@ class Search:
                 return
 
     def _ranked(self) -> Iterator[Option]:
-        """By seconds lost for each byte freed, a change of the work itself last. What loses none is first, and is looked at by itself."""
+        """What loses no time, then by seconds lost for each byte freed, then other work and other machines.
+
+        The first and the last are looked at one by one: an earlier one may be the last that is needed.
+        """
+        changes = (*others(self.job), *freeing(self.job), *shorter(self.job), *more_gpus(self.job))
         options = [
             Option(change, job, self.beyond_bytes)
-            for change in (*others(self.job), *freeing(self.job), *shorter(self.job), *more_gpus(self.job))
+            for change in changes
             if (job := changed(self.job, change)) is not None
         ]
         free = [option for option in options if not self._lost(option)]
+        slower = [option for option in options if 0 < self._lost(option) < inf]
+        last = [option for option in options if self._lost(option) == inf]
         yield from filter(self._helps, free)
-        yield from sorted((option for option in options if option not in free and self._helps(option)), key=self._cost)
+        yield from sorted(filter(self._helps, slower), key=self._cost)
+        yield from filter(self._helps, last)
 
     def _helps(self, option: Option) -> bool:
         if option.least is None or option.on_host > 1:

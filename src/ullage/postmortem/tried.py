@@ -59,11 +59,11 @@ def more_gpus(job: Job) -> Iterator[Change]:
         change["layout.dp"] = job.layout.dp * times
         if job.data.grad_accum % times == 0:
             change["data.grad_accum"] = job.data.grad_accum // times
-        if job.engine.name == "deepspeed":
-            yield change | {"engine.zero_stage": max(job.engine.zero_stage, 3)}
-        else:
-            whole = job.engine.name in ("single", *REPLICAS)
-            yield change | ({"engine.name": "fsdp2", "engine.zero_stage": 3} if whole else {"engine.zero_stage": 3})
+        if job.engine.name in ("single", *REPLICAS):
+            change["engine.name"] = "fsdp2"
+        if job.engine.zero_stage != 3:
+            change["engine.zero_stage"] = 3
+        yield change
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster:
