@@ -50,7 +50,9 @@ def test_what_is_trained_is_counted() -> None:
     assert found.trainable_parameters == 175_104
 
 
-def test_a_pattern_that_names_nothing_is_said() -> None:
+def test_a_pattern_that_names_nothing_or_all_is_said() -> None:
+    with pytest.raises(InvalidInput, match="nothing to train"):
+        estimate(read_job({**BASE, "freeze": ["*"]}))
     with pytest.raises(InvalidInput, match=r"transformer\.h"):
         estimate(read_job({**BASE, "freeze": ["transformer.h.*"]}))
     with pytest.raises(Unsupported, match="gpt2"):

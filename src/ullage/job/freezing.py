@@ -34,6 +34,8 @@ def without(graph: Graph, globs: tuple[str, ...]) -> Graph:
     for glob in globs:
         if glob not in met:
             raise InvalidInput("names no parameter of this model", key="freeze", value=glob)
+    if not any(param.trainable for run in runs for param in run.block.params):
+        raise InvalidInput("leaves nothing to train", key="freeze", value=", ".join(globs))
     return replace(graph, runs=runs)
 
 
