@@ -326,6 +326,26 @@ def _command(job: Job, training: Training, tmp_path: Path) -> list[str]:
     return ["train", str(file), "--data", str(training.data[0]), "--out", str(training.out), "--steps", "4", "--json"]
 
 
+def test_weights_go_on_from_an_export(training: Training, tmp_path: Path) -> None:
+    first = train(JOB, training)
+    assert first is not None
+    assert first.last is not None
+    assert first.last.loss is not None
+    weights = Path(first.exported)
+    again = train(JOB, replace(training, out=tmp_path / "again", weights=weights, steps=1))
+    fresh = train(JOB, replace(training, out=tmp_path / "fresh", steps=1))
+    assert again is not None
+    assert fresh is not None
+    assert again.first != fresh.first
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InvalidInput, match=r"--weights = .*none: cannot be read"):
+        train(JOB, replace(training, out=tmp_path / "b", weights=tmp_path / "none"))
+    for changes in ({"num_hidden_layers": 2}, {"intermediate_size": 96}):
+        other = job_of("single", 1, model={"num_hidden_layers": 1, **changes})
+        with pytest.raises(InvalidInput, match=r"is of another model: .* tensors are missing or have another shape"):
+            train(other, replace(training, out=tmp_path / "c", weights=weights))
+
+
 def test_what_is_not_kept_is_refused_by_its_key(training: Training) -> None:
     from ullage.train.reach import refuse_what_is_not_kept
 

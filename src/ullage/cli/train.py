@@ -16,7 +16,7 @@ from ullage.cli import status
 from ullage.cli.answer import write_json, write_report
 from ullage.cli.flags import add_job_flags
 from ullage.cli.job import job_of
-from ullage.errors import Contradiction, InvalidInput, OutOfMemory, UllageError
+from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError
 from ullage.frozen import replace
 from ullage.train.settings import LR_SCHEDULES, Training
 
@@ -78,7 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ullage.train.run import fit
 
     training = _training(arguments)
-    job = _planned(arguments) if arguments.auto else job_of(arguments, "train")
+    try:
+        job = _planned(arguments) if arguments.auto else job_of(arguments, "train")
+    except Infeasible as error:
+        if error.key != "--auto":
+            raise
+        sys.stderr.write(f"ullage: not started: {error}\n")
+        return status.OF_VERDICT["oom"]
     job = with_budget(job, training.memory_budget)
     expected = fit(job)
     if expected is not None and expected.verdict == "oom" and not training.force:

@@ -107,9 +107,7 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
         if weights is None:
             model = of.from_config(config, trust_remote_code=False, **chosen)
         else:
-            model = of.from_pretrained(
-                weights, config=config, local_files_only=True, use_safetensors=True, trust_remote_code=False, **chosen
-            )
+            model = _loaded(of, weights, config=config, **chosen)
     except ValueError as error:
         raise InvalidInput(
             f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
@@ -122,6 +120,31 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
         if any(fnmatchcase(name, glob) for glob in job.freeze):
             param.requires_grad_(False)
     assert isinstance(model, nn.Module)
+    return model
+
+
+def _loaded(of: Any, folder: Path, **given: Any) -> Any:
+    """The model with the folder's weights, all of them: transformers draws what it does not find, and says so only in its log."""
+    try:
+        model, told = of.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **given,
+        )
+    except OSError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InvalidInput(f"cannot be read: {reason}", key="--weights", value=str(folder)) from None
+    wrong = sorted(told["missing_keys"]) + sorted(name for name, *_ in told["mismatched_keys"])
+    if wrong:
+        raise InvalidInput(
+            f"is of another model: {len(wrong)} tensors are missing or have another shape, such as {wrong[0]}",
+            key="--weights",
+            value=str(folder),
+        )
     return model
 
 

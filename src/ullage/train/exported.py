@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import transformers
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -59,8 +58,7 @@ def export(run: Run, training: Training) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers draws a bar, and imports what logs to standard output, where the answer goes."""
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    """transformers imports what logs to standard output, where the answer goes."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -43,6 +43,7 @@ def train(job: Job, training: Training, tell: Tell | None, predicted_bytes: int 
     """As one rank: the answer on rank 0, None on the others. tell: called on rank 0 after each step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's, on threads and processes that are as they should be
+        transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         return _trained(job, training, tell, predicted_bytes)
 
 
