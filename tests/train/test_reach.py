@@ -33,6 +33,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("loss", {"loss": "chunked"}),
     ("lora", {"lora": {"rank": 4}}),
     ("lora.dora", {"engine": "ddp", "precision": "bf16", "lora": {"rank": 4, "dora": True}}),
+    ("lora.base", {"engine": "ddp", "precision": "bf16", "lora": {"rank": 4, "base": "nf4"}}),
     ("precision", {"engine": "ddp", "lora": {"rank": 4}}),
     ("optimizer.state", {"engine": "ddp", "precision": "bf16-mixed", "lora": {}, "optimizer": "adamw-bf16"}),
     ("freeze", {"freeze": ["*norm*"]}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ullage.engines.reach import ADAPTERS
 from ullage.errors import Unsupported
 from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
@@ -15,6 +14,7 @@ KEPT = ("single", "ddp", "zero1", "fsdp2")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
+WITH_ADAPTERS = ("single", "ddp")
 OF_ADAPTERS = ("bf16-mixed", "bf16")
 """The frozen base is in bf16."""
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -60,7 +60,8 @@ def refuse_what_is_not_run(job: Job) -> None:
         "recompute": not_built(job.recompute),
         "attention": job.attention if job.attention not in ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
-        "lora": "set" if job.lora is not None and engine.name not in ADAPTERS else None,
+        "lora": "set" if job.lora is not None and engine.name not in WITH_ADAPTERS else None,
+        "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
         "freeze": list(job.freeze) or None,
         "compile": "true" if job.compile else None,
