@@ -13,6 +13,7 @@ import pytest
 from ullage.errors import InvalidInput
 from ullage.postmortem.log import PIECE_BYTES, read_log
 from ullage.postmortem.source import read_input
+from ullage.postmortem.why import advised, why
 from ullage.units import GIB, MIB
 
 MESSAGES = [case["text"] for case in json.loads((Path(__file__).parent / "data" / "messages.json").read_text())]
@@ -117,7 +118,7 @@ def test_a_memory_summary() -> None:
     assert (found.numbers.device, found.split_bytes) == (1, 4096 * MIB)
 
 
-def test_nothing_that_is_read_can_break_the_reader() -> None:
+def test_nothing_that_is_read_can_break_the_reader_or_the_answer() -> None:
     """ULLAGE_MUTATIONS=200000 for the whole count."""
     random.seed(7)
     alphabet = [chr(n) for n in range(256)] + [
@@ -146,6 +147,7 @@ def test_nothing_that_is_read_can_break_the_reader() -> None:
         found = read_log(io.BytesIO(text.encode("utf-8", "replace")), "mutated")
         assert found.numbers.tried_bytes is None or found.numbers.tried_bytes >= 0
         assert found.event is None or found.event.line <= text.count("\n") + 1
+        assert advised(why(found)).evidence is found
 
 
 @pytest.mark.parametrize(

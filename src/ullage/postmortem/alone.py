@@ -199,7 +199,7 @@ def _growing(evidence: Evidence) -> Iterator[Reason]:
 
 def full(numbers: Numbers) -> str | None:
     """Said where nothing else is: the card was full of live tensors."""
-    if numbers.allocated_bytes is None or numbers.capacity_bytes is None:
+    if not numbers.allocated_bytes or not numbers.capacity_bytes:
         return None
     share = numbers.allocated_bytes / numbers.capacity_bytes
     if share < _FULL:
