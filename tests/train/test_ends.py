@@ -186,6 +186,7 @@ def test_nothing_left_to_do_is_no_error(training: Training) -> None:
     assert first is not None
     assert again is not None
     assert (first.resumed, again.resumed, again.last) == (0, 4, None)
+    assert [*(training.out / "tensorboard").iterdir()]
     longer = train(JOB, replace(training, steps=6))
     assert longer is not None
     assert longer.resumed == 4
