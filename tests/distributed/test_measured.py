@@ -16,6 +16,7 @@ TIMEOUT_S = 600.0
 MODEL = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 1000}
 DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}
 FOUR_BATCHES = {**DATA, "grad_accum": 4}
+RESHARDED = {"reshard_after_forward": "always"}
 TP, PP = {"tp": 2}, {"pp": 2}
 
 
@@ -48,6 +49,7 @@ CASES = {
     "TP, full recomputation": job("fsdp2", layout=TP, recompute="full"),
     "TP, bf16": job("fsdp2", layout=TP, precision="bf16-mixed"),
     "GPipe": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES),
+    "GPipe, resharded": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES, options=RESHARDED),
     "1F1B": job("fsdp2", layout=PP, data=FOUR_BATCHES),
     "1F1B, every second layer": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute={"every": 2}),
     "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),

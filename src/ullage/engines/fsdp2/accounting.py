@@ -1,7 +1,7 @@
 """What FSDP2 keeps on one rank, and when. Closed forms and traces behind it: docs/architecture.md.
 
-Under torch's pipeline schedules a stage neither reshards nor reduces until its last micro-batch is done: whole parameters and unsharded
-gradients stay (torch distributed/pipelining/stage.py ``backward_maybe_with_nosync``).
+Under torch's pipeline schedules a stage neither reshards after a backward nor reduces until its last micro-batch is done: whole
+parameters and unsharded gradients stay (torch distributed/pipelining/stage.py ``backward_maybe_with_nosync``).
 """
 
 from __future__ import annotations
@@ -201,36 +201,45 @@ class _Step:
     # -- with a pipeline
 
     def _pipeline(self) -> Node:
-        nodes: dict[tuple[Kind, int, bool], Node] = {}
+        nodes: dict[_Pass, Node] = {}
 
-        def node(key: tuple[Kind, int, bool]) -> Node:
+        def node(key: _Pass) -> Node:
             if key not in nodes:
                 nodes[key] = self._stage_pass(*key)
             return nodes[key]
 
         body: list[Node] = []
         fresh = set(range(self.job.layout.vpp))
+        closed = {index: self._gathers_late(units) for index, units in enumerate(self.units)}
         for times, pattern in compact(actions_of(self.job, self.rank.index)):
-            # the first backward of each chunk makes its accumulated gradients, so the runs it stands in are written out once
-            while times and any(action.kind == "B" and action.chunk in fresh for action in pattern):
-                body.append(Sequence([node(self._key(action, fresh)) for action in pattern]))
-                times -= 1
-            if times:
-                body.append(_repeat(times, Sequence([node((action.kind, action.chunk, False)) for action in pattern])))
+            # the first backward of each chunk makes its accumulated gradients, and a pass may leave parameters otherwise than it finds
+            # them: runs in which that changes are written out
+            while times:
+                before = set(fresh), dict(closed)
+                one = Sequence([node(self._pass(action, fresh, closed)) for action in pattern])
+                repeats = times if before == (fresh, closed) else 1
+                body.append(_repeat(repeats, one))
+                times -= repeats
         sent = [item for index in range(len(self.stages)) for item in self._sent(index)]
         return Sequence([self._gather_stage(), *body, self._reduce_stage(), *drop(sent)])
 
-    @staticmethod
-    def _key(action: Action, fresh: set[int]) -> tuple[Kind, int, bool]:
+    def _pass(self, action: Action, fresh: set[int], closed: dict[int, bool]) -> _Pass:
+        """A forward leaves units that reshard without their parameters, a backward with them."""
         is_first = action.kind == "B" and action.chunk in fresh
         if is_first:
             fresh.remove(action.chunk)
-        return action.kind, action.chunk, is_first
+        found = action.kind, action.chunk, is_first, closed[action.chunk]
+        closed[action.chunk] = action.kind == "F" and _reshards(self.units[action.chunk])
+        return found
 
-    def _stage_pass(self, kind: Kind, index: int, is_first: bool) -> Node:
+    def _gathers_late(self, units: Units) -> bool:
+        """Whether units that reshard wait for their first forward; schedules of several chunks gather ahead of it."""
+        return self.job.layout.vpp == 1 and _reshards(units)
+
+    def _stage_pass(self, kind: Kind, index: int, is_first: bool, closed: bool) -> Node:
         part, stage = self.rank.chunks[index], self.stages[index]
         sync = Sync(reduces=False, unsynced_before=not is_first)
-        wrap = ShardedWrap(self.units[index], sync, resident=True, views=self._views(index))
+        wrap = ShardedWrap(self.units[index], sync, resident=True, closed=closed, views=self._views(index))
         if kind == "F":
             return Sequence([self._forward(index, wrap)], "forward", ("F", index))
         inner = self._backward(index, wrap)
@@ -262,9 +271,11 @@ class _Step:
         return [boundary_grad(stream), *(carried_grad(one.bytes, one.slot) for one in beside)]
 
     def _gather_stage(self) -> Node:
-        """Every group of the rank, gathered once a step."""
+        """Every group of the rank that is gathered at the start of a step, and once."""
         nodes: list[Node] = []
         for unit, count in self._all_units():
+            if unit.reshards and self.job.layout.vpp == 1:
+                continue
             nodes.append(_repeat(count, Sequence([*gather(unit), *take(unit.gathered), *drop([unit.staging])])))
         return Sequence(nodes, "gathering the stage's parameters")
 
@@ -293,6 +304,14 @@ class _Step:
 
     def _zero_grad(self) -> Node:
         return Sequence([free(unit.gradient, count) for unit, count in self._all_units()], "zero_grad")
+
+
+_Pass = tuple[Kind, int, bool, bool]
+"""A pass of a chunk: kind, chunk, whether it is its first backward, and whether its units that reshard have no parameters."""
+
+
+def _reshards(units: Units) -> bool:
+    return any(unit.reshards for unit in units.of.values())
 
 
 def _losses(elements: ListLike[Element]) -> list[Element]:

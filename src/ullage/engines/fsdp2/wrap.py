@@ -61,17 +61,25 @@ def take(items: Iterable[Item | None]) -> list[Node]:
 
 
 class ShardedWrap(Wrap):
-    """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines).
+    """The wrap of one pass of one chunk. ``resident``: parameters stay gathered for the whole step (pipelines), but for those of units
+    that reshard, which go after a forward. closed: they went, and this pass gathers them again.
 
     views: weights, by qualified name, whose gradient is a view of a matmul's result.
     """
 
     def __init__(
-        self, units: Units, sync: Sync = _EVERY_TIME, *, resident: bool = False, views: Container[object] = ()
+        self,
+        units: Units,
+        sync: Sync = _EVERY_TIME,
+        *,
+        resident: bool = False,
+        closed: bool = True,
+        views: Container[object] = (),
     ) -> None:
         self.units = units
         self.sync = sync
         self.resident = resident
+        self.closed = closed
         self.views = views
 
     def _unit(self, element: Element | None) -> Unit | None:
@@ -86,12 +94,14 @@ class ShardedWrap(Wrap):
 
     def forward(self, element: Element, node: Node, previous: Element | None, following: Element | None) -> Node:
         unit = self._unit(element)
-        if self.resident or unit is None:
+        if unit is None or (self.resident and not unit.reshards):
             return node
-        before = self._unit(previous) or self.units.root
+        before = self._unit(previous) or (None if self.resident else self.units.root)
         after: list[Node] = []
         if self._reshards(unit, element, following):
             after = [*take([unit.kept]), *drop(unit.gathered)]
+        if not self.closed:
+            return Sequence([node, *after])
         # the frame that copies out names the output before it to its end (_fsdp_param_group.py, wait_for_unshard)
         copied = [*copy_out(unit), *drop([before.staging] if before is not None else [])]
         return Sequence([*gather(unit), *copied, node, *after])
@@ -106,7 +116,8 @@ class ShardedWrap(Wrap):
     def after_forward(self, last: Unit | None) -> list[Node]:
         """The last group's all-gather output goes at the end of the root's forward."""
         unit = last or self.units.root
-        return [] if self.resident or unit is None else drop([unit.staging])
+        gathered = unit is not None and self.closed and (unit.reshards or not self.resident)
+        return drop([unit.staging]) if unit is not None and gathered else []
 
     # -- backward
 
@@ -115,7 +126,7 @@ class ShardedWrap(Wrap):
     ) -> Node:
         unit = self._unit(element)
         nodes: list[Node] = []
-        if unit is not None and not self.resident and self._reshards(unit, element, previous):
+        if unit is not None and self.closed and self._reshards(unit, element, previous):
             nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
             nodes += [*copy_out(unit), *drop([unit.staging])]
         fetch = self._prefetch(following, element)
@@ -162,7 +173,7 @@ class ShardedWrap(Wrap):
         if element.block.role in ("between", "loss"):
             return []
         unit = self._unit(following)
-        if self.resident or unit is None or following is None or not self._reshards(unit, following, element):
+        if not self.closed or unit is None or following is None or not self._reshards(unit, following, element):
             return []
         return gather(unit)
 
