@@ -130,7 +130,9 @@ class ShardedWrap(Wrap):
             nodes += [*drop([unit.kept]), *([] if previous is not None else gather(unit))]
             nodes += [*copy_out(unit), *drop([unit.staging])]
         fetch = self._prefetch(following, element)
-        if element.block.role == "head" and not self.units.loss_in_root:
+        if element.size > 1 and unit is not None and unit.reshards and not self.resident:
+            nodes += self._group(element.size - 1, unit, program, fetch)
+        elif element.block.role == "head" and not self.units.loss_in_root:
             # the gather ahead follows the loss's own backward, which is by far the larger part of this node
             nodes += [program.backward, *fetch]
         else:
@@ -149,6 +151,13 @@ class ShardedWrap(Wrap):
                 again = [alloc(unit.joined_gradient)] if unit.flat else []
                 nodes += [*again, *self._reduce_again(unit)]
         return Sequence(nodes)
+
+    def _group(self, others: int, unit: Unit, program: BlockProgram, fetch: list[Node]) -> list[Node]:
+        """The backward of blocks under one checkpoint: what runs again gathers each, and each stays until its own backward, the first of
+        which gathers ahead."""
+        again = [node for _ in range(others) for node in (*gather(unit), *copy_out(unit), *drop([unit.staging]))]
+        gone = [node for _ in range(others) for node in drop(unit.gathered)]
+        return [*again, program.backward, *gone, *fetch]
 
     def _join(self, name: str, later: Item) -> list[Node]:
         """A tied weight's gradient of its first use, and that of its second, which is there already."""
