@@ -1,6 +1,6 @@
 """Files as a token file, a token for each byte: what `ullage train --data` reads without a tokenizer.
 
-    python examples/bytes.py docs/*.md --out tokens.npy
+python examples/bytes.py docs/*.md --out tokens.npy
 """
 
 import argparse
@@ -12,4 +12,6 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("files", nargs="+", type=Path)
 parser.add_argument("--out", required=True, type=Path)
 arguments = parser.parse_args()
-np.save(arguments.out, np.frombuffer(b"".join(path.read_bytes() for path in arguments.files), np.uint8).astype(np.uint16))
+np.save(
+    arguments.out, np.frombuffer(b"".join(path.read_bytes() for path in arguments.files), np.uint8).astype(np.uint16)
+)

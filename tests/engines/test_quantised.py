@@ -92,3 +92,20 @@ def test_packed_weights_are_not_sharded() -> None:
     with pytest.raises(Unsupported) as raised:
         _estimate(model="llama-2-7b", engine=engine, cluster="2xA100-SXM-80GB", lora={"base": "nf4"})
     assert raised.value.key == "lora.base"
+
+
+@pytest.mark.parametrize(("precision", "has_room"), [("bf16", True), ("fp32", False)])
+def test_the_high_end_has_room_for_weights_that_a_recipe_upcasts(precision: str, has_room: bool) -> None:
+    """transformers' embedding and norms stay in 16 bits, or PEFT's prepare_model_for_kbit_training has made them fp32."""
+    found = {
+        base: _estimate(
+            model="llama-3.2-1b",
+            precision={**AUTOCAST, "params": precision},
+            lora={"targets": "all-linear", "base": base},
+        )
+        for base in ("bf16", "nf4")
+    }
+    above = {base: one.peak.high_bytes / one.peak.device_bytes for base, one in found.items()}
+    unpacked = 128256 * 2048  # the embedding, tied to the head; norms aside
+    room = (above["nf4"] - above["bf16"]) * found["nf4"].peak.device_bytes
+    assert (room > 0.9 * 2 * unpacked) == has_room

@@ -1,14 +1,17 @@
 """How sure an estimate is: a bracket around the device's bytes, wider for each thing that is not known.
 
-The widths are shares of reserved memory, chosen and not calibrated: EVIDENCE says what each is for and what was looked at when it was
+The widths are shares of reserved memory (of an upcast its bytes), chosen and not calibrated: EVIDENCE says what each is for and what was looked at when it was
 set, docs/accuracy.md how often the bracket holds.
 """
 
 from __future__ import annotations
 
+from ullage import dtypes
 from ullage.engines.base import Account
+from ullage.engines.quantised import FROZEN
 from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
+from ullage.job.adapted import QUANTISED
 from ullage.job.job import Job
 
 
@@ -35,6 +38,8 @@ EVIDENCE = {
     "lengths": "sequences of varying length fragment the allocator (a chosen width)",
     "option": "an option that matters and is not modelled (a chosen width)",
     "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node; set by looking at its 81 records' misses",
+    "upcast": "PEFT's prepare_model_for_kbit_training makes fp32 of all weights of a 4-bit model that are not packed; recipes call it or "
+    "do not, and whoever writes a 16-bit precision may not know which: the high end has room for it",
     "fragmentation": "what is reserved and unused follows the order of every small allocation; a share of the simulated waste, set by "
     "looking at 63 pipelines read by nvidia-smi (bigscience's tables, 2022)",
 }
@@ -70,13 +75,20 @@ def fragmentation(account: Account, reserved_bytes: int) -> Doubt:
     return Doubt(what="fragmentation", below=_OF_THE_WASTE * waste, above=_OF_THE_WASTE * waste)
 
 
+def upcast_bytes(job: Job, account: Account) -> int:
+    """What weights beside packed ones would take more in fp32 than in the 16 bits that the job says."""
+    if job.lora is None or job.lora.base not in QUANTISED or dtypes.bits(job.precision.params) != 16:
+        return 0
+    return sum(item.bytes * count for item, count in account.static if item.what == FROZEN)
+
+
 def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
     """low..high of the device's bytes: independent doubts add in squares, overheads outside the allocator in full."""
     found = (*doubts(job, account), fragmentation(account, reserved_bytes))
     below = sum(doubt.below**2 for doubt in found) ** 0.5
     above = sum(doubt.above**2 for doubt in found) ** 0.5
     low = reserved_bytes * (1 - below) + sum(one.low_bytes for one in outside)
-    high = reserved_bytes * (1 + above) + sum(one.high_bytes for one in outside)
+    high = reserved_bytes * (1 + above) + sum(one.high_bytes for one in outside) + upcast_bytes(job, account)
     return Interval(low_bytes=int(low), high_bytes=int(high))
 
 

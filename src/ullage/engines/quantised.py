@@ -12,6 +12,8 @@ from ullage.kernels.transformers_quantised import BLOCK
 from ullage.memory.program import Item, round_up
 from ullage.memory.rank import LocalParam
 
+FROZEN = "frozen parameters"
+"""What a ledger calls the weights beside them."""
 SCALES = 256
 """Scales that share a scale (functional.py, quantize_4bit)."""
 LEVELS = 16

@@ -19,12 +19,22 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
 }
 """Which of ``offload``'s keys an engine's account reads. Megatron's fine-grained activation offloading has options of its own."""
 
+WITHOUT_SEQUENCE_PARALLELISM = ("transformers",)
+"""Stacks whose plans of tensor parallelism divide no sequence: transformers 5 has a switch for it that does nothing yet."""
+
 STEPS_IN_BACKWARD = ("single",)
 """Engines whose account knows the optimizer's step inside the backward (optimizer_in_bwd)."""
 
 
 def refuse_what_is_not_read(job: Job) -> None:
     """Raises Unsupported for the first key of the job that moves memory and that its engine's account does not read."""
+    if job.layout.sp and job.stack in WITHOUT_SEQUENCE_PARALLELISM:
+        raise Unsupported(
+            f"stack {job.stack} has no sequence parallelism beside its tensor parallelism",
+            key="layout.sp",
+            value="true",
+            remedy="leave it out, or use stack torchtitan or megatron",
+        )
     for key, is_set in _KEYS.items():
         value = is_set(job)
         if value is not None:

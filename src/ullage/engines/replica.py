@@ -12,6 +12,7 @@ from functools import lru_cache
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, optimizer_of, params_of, registered, sized, workspace
 from ullage.engines.optimizer import Group
+from ullage.engines.quantised import FROZEN
 from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
@@ -72,7 +73,7 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     adapters = [param for param in rank.params if param.param.trainable]
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
-        _tensors(own, params_of(job), "frozen parameters", "parameters"),
+        _tensors(own, params_of(job), FROZEN, "parameters"),
         *quantised([param for param in frozen if param.param.elements in QUANTISED]),
         _tensors(adapters, adapters_type(job), "adapters", "parameters"),
     ]

@@ -8,6 +8,7 @@ from itertools import chain, combinations
 from math import isqrt
 
 from ullage.engines.base import context_of
+from ullage.engines.reach import WITHOUT_SEQUENCE_PARALLELISM
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.engine import STAGES
@@ -85,7 +86,7 @@ class Space:
             for cp in self._degrees("cp", gpus // tp):
                 for etp in self._degrees("etp", tp) if experts else (1,):
                     for ep in self._degrees("ep", experts or 1):
-                        for sp in self._sequence_parallel(tp):
+                        for sp in self._sequence_parallel(base, tp):
                             kind, dp = base.job.layout.cp_kind, gpus // (tp * cp) or 1
                             layout = Layout(dp=dp, tp=tp, cp=cp, cp_kind=kind, sp=sp, ep=ep, etp=etp)
                             job = replace(base.job, layout=layout, engine=engine)
@@ -190,11 +191,11 @@ class Space:
             return (own,)
         return (1,) if name == "vpp" and self.want.smallest else divisors(number)
 
-    def _sequence_parallel(self, tp: int) -> tuple[bool, ...]:
+    def _sequence_parallel(self, base: Base, tp: int) -> tuple[bool, ...]:
         own = self.want.fixed("sp")
         if isinstance(own, bool):
             return (own,)
-        return (False, True) if tp > 1 else (False,)
+        return (False, True) if tp > 1 and base.job.stack not in WITHOUT_SEQUENCE_PARALLELISM else (False,)
 
     def _schedule(self, pp: int, vpp: int) -> ScheduleName | None:
         """What runs ``vpp`` chunks a rank; None: nothing that the job allows.
