@@ -1,4 +1,4 @@
-# make demo   an estimate of a real model, from a bare machine with Python 3.11
+# make demo   an estimate of a real model, from a bare machine with Python 3.11; then a small one, planned, trained for a minute and measured
 # make test   everything that must hold: linter, formatter, types, import contracts, tests
 # make bench  how fast an estimate, a plan and an answer to why are on this machine
 # make bench-trace   what a trace takes beside torch's FSDPMemTracker
@@ -30,8 +30,18 @@ test: venv
 	$(DEMO_BIN)/pip install --quiet --disable-pip-version-check .
 	touch $@
 
-demo: .venv-demo/.stamp
+# torch's own pin, as in pyproject.toml: what is shown was tried with it.
+.venv-demo/.train: .venv-demo/.stamp
+	$(DEMO_BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(DEMO_BIN)/pip install --quiet --disable-pip-version-check '.[train]'
+	touch $@
+
+demo: .venv-demo/.train
 	$(DEMO_BIN)/ullage estimate examples/llama-3.1-8b-fsdp2.yaml
+	rm -rf build/demo && mkdir -p build
+	$(DEMO_BIN)/python examples/bytes.py docs/*.md --out build/demo.npy
+	$(DEMO_BIN)/ullage train examples/bytes-zero3.yaml --data build/demo.npy --out build/demo --steps 60 --lr 1e-3 --warmup-steps 10
+	$(DEMO_BIN)/ullage measure examples/bytes-zero3.yaml --data build/demo.npy
 
 bench: venv
 	$(BIN)/python benchmarks/estimate_speed.py

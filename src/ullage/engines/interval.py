@@ -1,7 +1,7 @@
 """How sure an estimate is: a bracket around the device's bytes, wider for each thing that is not known.
 
-The widths are shares of reserved memory (of an upcast its bytes), chosen and not calibrated: EVIDENCE says what each is for and what was looked at when it was
-set, docs/accuracy.md how often the bracket holds.
+The widths are shares of reserved memory (of an upcast its bytes), chosen and not calibrated: EVIDENCE says what each is for and what was
+looked at when it was set, docs/accuracy.md how often the bracket holds.
 """
 
 from __future__ import annotations

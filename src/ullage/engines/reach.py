@@ -22,6 +22,14 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
 WITHOUT_SEQUENCE_PARALLELISM = ("transformers",)
 """Stacks whose plans of tensor parallelism divide no sequence: transformers 5 has a switch for it that does nothing yet."""
 
+LOSSES = {
+    "transformers": ("full", "fused-linear"),
+    "torchtune": ("full", "chunked"),
+    "torchtitan": ("full", "chunked", "fused-linear", "vocab-parallel"),
+    "megatron": ("full", "vocab-parallel", "vocab-parallel-fused"),
+}
+"""Kinds of loss by stack; of a traced module the loss is its own."""
+
 STEPS_IN_BACKWARD = ("single",)
 """Engines whose account knows the optimizer's step inside the backward (optimizer_in_bwd)."""
 
@@ -34,6 +42,11 @@ def refuse_what_is_not_read(job: Job) -> None:
             key="layout.sp",
             value="true",
             remedy="leave it out, or use stack torchtitan or megatron",
+        )
+    losses = LOSSES.get(job.stack)
+    if losses is not None and job.loss.kind not in losses:
+        raise Unsupported(
+            f"is not modelled in stack {job.stack}", key="loss", value=job.loss.kind, allowed=", ".join(losses)
         )
     for key, is_set in _KEYS.items():
         value = is_set(job)
