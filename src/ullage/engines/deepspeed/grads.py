@@ -87,8 +87,9 @@ def _items(job: Job, rank: Rank, replayer: Replayer, rule: GradRule, tied: bool)
             alone = frozenset(name.partition(".")[2] for name in kept) if element.size > 1 else frozenset(kept)
             for turn in range(element.size):
                 for name, (first, _) in gradients_of(element.block, params[:each], alone).items():
-                    one = kept.pop(name if element.size == 1 else f"{turn}.{name}")
-                    found[place + turn * each + first] = one
+                    one = kept.pop(name if element.size == 1 else f"{turn}.{name}", None)
+                    if one is not None:  # the account of Megatron's router makes none
+                        found[place + turn * each + first] = one
             place += len(params)
             if tied and element.block.role == "head":
                 (found[0],) = kept.values()
