@@ -67,6 +67,9 @@ accuracy: venv
 	$(BIN)/python -W ignore -m benchmarks.foreign >> docs/accuracy.md.new
 	printf '\n## DeepSpeed, really run\n\n' >> docs/accuracy.md.new
 	$(BIN)/python -W ignore -m tests.distributed.deepspeed_table >> docs/accuracy.md.new
+	printf '\n## Techniques, really run\n\n' >> docs/accuracy.md.new
+	printf 'Differences from one device over 20 steps, relative; CPU processes, `python -m tests.distributed.techniques_table`.\n\n' >> docs/accuracy.md.new
+	$(BIN)/python -W ignore -m tests.distributed.techniques_table >> docs/accuracy.md.new
 	mv docs/accuracy.md.new docs/accuracy.md
 
 clean:
