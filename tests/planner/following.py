@@ -53,7 +53,7 @@ def following(doc: dict, engine: str, *, seed: int, exhaustive: bool) -> Followi
 def followed(search: Following, many: int) -> Iterator[Followed]:
     """Strategies that can be timed."""
     base, rng = search.bases[0], search.rng
-    grids = list(search._grids(base))
+    grids = [some for some in search._grids(base) if next(some.costs(), None)]
     for _ in range(20 * many):
         search.pushed, search.chosen = [], None
         search._price(base, rng.choice(grids))

@@ -10,6 +10,7 @@ Memory. When the pipeline is full a rank holds its states and, of each micro-bat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import ceil
 
 from ullage.engines.fsdp2.policy import reshards
@@ -17,10 +18,10 @@ from ullage.engines.interval import LEAST_ABOVE
 from ullage.frozen import frozen, replace
 from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
-from ullage.planner.costs import ShapeCosts
+from ullage.planner.costs import GridCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.stages import Counts, Stage, flights
-from ullage.planner.states import bytes_per_element
+from ullage.planner.states import each_element
 from ullage.timing.gradients import accumulated_bytes, once_bytes
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s
@@ -63,7 +64,7 @@ def stage_times(
         costs,
         stages,
         recompute,
-        lambda part, computing: min(_beside_wire_s(job, wire, part, computing) for job, wire in wires),
+        lambda part, _: min(_beside_wire_s(costs, job, wire, part, recompute) for job, wire in wires),
     )
 
 
@@ -104,15 +105,52 @@ def _chunk_s(costs: ShapeCosts, part: Counts, recompute: Recompute) -> tuple[flo
 
 
 def _beside_wire_s(
-    job: Job, wire: Sequence[tuple[float, float]], part: Counts, computing: tuple[float, float]
+    costs: ShapeCosts, job: Job, wire: Sequence[tuple[float, float]], part: Counts, recompute: Recompute
 ) -> float:
-    """A chunk whose parameters are gathered around each block: no faster than its computing, nor than its wire."""
-    gather = sum(count * wire[kind][0] for kind, count, _ in part)
-    reduce = sum(count * wire[kind][1] for kind, count, _ in part) if reductions(job) > 1 else 0.0
-    again = gather
-    if job.engine.name in FSDP:  # the root's parameters stay
-        again = sum(count * wire[kind][0] for kind, count, layer in part if layer) if reshards(job) else 0.0
-    return max(computing[0], gather) + max(computing[1], again + reduce)
+    """A chunk whose parameters are gathered around each block, forward and backward (timing/overlap.py)."""
+    reduces = reductions(job) > 1
+    root_stays = job.engine.name in FSDP
+    forward: list[Piped] = []
+    backward: list[Piped] = []
+    for kind, count, how in modes(part, recompute):
+        cost, (gather, reduce) = costs.blocks[kind], wire[kind]
+        again = 0.0 if root_stays and not (costs.is_layer[kind] and reshards(job)) else gather
+        forward.append((count, cost.forward_s, gather, 0.0))
+        backward.append((count, cost.backward_s + costs.again_s(kind, how), again, reduce if reduces else 0.0))
+    return piped_s(forward) + piped_s(backward[::-1])
+
+
+def wire_bound_s(costs: GridCosts, job: Job) -> list[float]:
+    """Of each kind of block, what a micro-batch sends of its parameters and gradients at the least."""
+    reduces, root_stays = reductions(job) > 1, job.engine.name in FSDP
+    again = reshards(job) if root_stays else True
+    return [
+        gather * (2 if again and (layer or not root_stays) else 1) + (reduce if reduces else 0.0)
+        for (gather, reduce), layer in zip(costs.wire_s(job), costs.is_layer, strict=True)
+    ]
+
+
+Piped = tuple[int, float, float, float]
+"""Equal blocks one after another: how many, and of each the seconds that it computes, is gathered, and is reduced."""
+
+
+def piped_s(runs: Sequence[Piped]) -> float:
+    """Blocks on two streams: a block's gather waits for those before it and for all but the last reduction before it.
+
+    However they go on, from any block that is gathered on all others still have to be computed, and the last one reduced.
+    """
+    most = left = sum(count * compute for count, compute, _, _ in runs)
+    wire = last = 0.0
+    for count, compute, gather, reduce in runs:
+        wire += gather  # the first of the run has come
+        most = max(most, wire + left) if gather else most
+        if count > 1:  # and the last
+            wire += (count - 1) * gather + last + (count - 2) * reduce
+            most = max(most, wire + left - (count - 1) * compute) if gather else most
+            last = reduce
+        left -= count * compute
+        wire, last = wire + last, reduce
+    return most + last
 
 
 class Held:
@@ -183,6 +221,17 @@ def step_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float, 
     return most
 
 
+def ends_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) -> list[float]:
+    """Of each rank, when its last backward has ended: after its fill and its work, and after that of the next rank, whose gradient it
+    takes."""
+    starts = [0.0, *accumulate(one.chunks_s[0][0] + send_s for one in times)]
+    ends: list[float] = []
+    for start, one in zip(starts[-2::-1], reversed(times), strict=True):
+        after = ends[-1] + send_s + one.chunks_s[0][1] if ends else 0.0
+        ends.append(max(start + micro_batches * one.both_s, after))
+    return ends[::-1]
+
+
 def interleaved_bound_s(times: Sequence[StageTime], micro_batches: int, send_s: float) -> float:
     """One way through an interleaved schedule (schedule/interleaved.py, as many micro-batches in a group as ranks), on its last two ranks.
 
@@ -225,11 +274,7 @@ class MemoryBound:
 
     def states_bytes(self, held: Held, job: Job) -> tuple[float, float]:
         """Between two steps, and at the end of the last backward."""
-        shards = job.engine.shard_group or job.layout.dp * job.layout.cp
-        dense = bytes_per_element(job, shards)
-        if not held.experts:
-            return held.dense * dense.kept, held.dense * dense.end
-        experts = bytes_per_element(job, shards if job.engine.shard_group else max(1, job.layout.expert_dp))
+        dense, experts = each_element(job)
         return (
             held.dense * dense.kept + held.experts * experts.kept,
             held.dense * dense.end + held.experts * experts.end,

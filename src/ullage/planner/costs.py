@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from operator import attrgetter
+from typing import TypeVar
 
 from ullage.engines.base import context_of
 from ullage.frozen import frozen, replace
@@ -26,13 +27,15 @@ from ullage.planner.space import NONE, modules_of
 from ullage.timing import states
 from ullage.timing.again import work_again
 from ullage.timing.machine import exchange_cost
-from ullage.timing.ops import block_work, dense_work, unlowered_work
+from ullage.timing.ops import block_work, dense_work, experts_work
 from ullage.timing.stage import place_of, send_s
 from ullage.timing.work import Exchange, OpWork
 
 Both = tuple[Growing, Growing]
 
 _RULE = GradRule(mode="add")
+
+Answer = TypeVar("Answer")
 
 
 @frozen
@@ -61,12 +64,16 @@ class GridCosts:
         self._like, self._beside = like, beside
         self.place = place_of(job, self.contexts[0])
         self.kinds = kinds(graph)
+        self.is_layer = [block.role == "layer" for block in self.kinds]
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
         self.numels = [self._numels(block) for block in self.kinds]
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
+        self.has_experts = any(experts for _, experts in self.numels)
         self._again: dict[tuple[int, str, tuple[str, ...]], Growing] = {}
         self._looked_up: LookedUp = {}
         self._dense_s: dict[int, float] = {}
+        self._wire: dict[object, list[tuple[float, float]]] = {}
+        self._asked: dict[object, object] = {}
 
     @cached_property
     def contexts(self) -> tuple[Context, Context]:
@@ -82,18 +89,20 @@ class GridCosts:
         return self._grown(block_work, attrgetter("works"))
 
     @cached_property
-    def _unlowered(self) -> list[Both]:
-        """The same without what only moves through memory."""
-        return self._grown(unlowered_work, attrgetter("_unlowered"))
+    def _dense(self) -> list[Both]:
+        """Of each kind what is the same under any expert parallelism, and known without lowering."""
+        return self._grown(dense_work, attrgetter("_dense"))
 
     @cached_property
-    def _dense(self) -> list[Both]:
-        """Of these what is the same under any expert parallelism."""
-        return self._grown(dense_work, attrgetter("_dense"))
+    def _experts(self) -> list[Both]:
+        """What is not the same, likewise."""
+        return self._grown(experts_work, attrgetter("_experts"))
 
     def least_s(self, micro_batch: int) -> float:
         """All blocks, forward and backward: no less than their matmuls, attention and exchanges."""
-        return self._sum_s(self._unlowered, micro_batch)
+        if not self.has_experts:
+            return self.dense_s(micro_batch)
+        return self.dense_s(micro_batch) + self._sum_s(self._experts, micro_batch)
 
     def dense_s(self, micro_batch: int) -> float:
         """All blocks without their experts, likewise: computed once for all expert parallelism."""
@@ -102,6 +111,26 @@ class GridCosts:
         if micro_batch not in self._dense_s:
             self._dense_s[micro_batch] = self._sum_s(self._dense, micro_batch)
         return self._dense_s[micro_batch]
+
+    def known(self, key: object, ask: Callable[[], Answer]) -> Answer:
+        """What is asked of the grid once for each key."""
+        if key not in self._asked:
+            self._asked[key] = ask()
+        return self._asked[key]  # type: ignore[return-value]
+
+    def wire_s(self, job: Job) -> list[tuple[float, float]]:
+        """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
+        layout, engine = job.layout, job.engine
+        key = (engine.name, engine.zero_stage, engine.shard_group, layout.dp, layout.pp > 1)
+        if key not in self._wire:
+            self._wire[key] = [
+                (
+                    _sent_s(job, states.gathers(job, self.graph, block)),
+                    _sent_s(job, states.reduced(job, self.graph, block)),
+                )
+                for block in self.kinds
+            ]
+        return self._wire[key]
 
     def _sum_s(self, works: list[Both], micro_batch: int) -> float:
         return sum(times * sum(one.seconds(micro_batch) for one in works[kind]) for kind, times, _ in self.runs)
@@ -204,6 +233,7 @@ class ShapeCosts:
     def __init__(self, grid: GridCosts, job: Job) -> None:
         self.grid, self.job = grid, job
         self.micro_batch = job.data.micro_batch
+        self.is_layer = grid.is_layer
         self.blocks = [
             BlockCost(
                 dense=dense,
@@ -215,7 +245,6 @@ class ShapeCosts:
         ]
         self._kept: dict[object, list[int]] = {}
         self._sends: dict[tuple[int, int], float] = {}
-        self._wire: dict[object, list[tuple[float, float]]] = {}
         layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
         self.layers_s = [seconds for seconds, times in layers for _ in range(times)]
         self.shortest_s = min(self.layers_s)
@@ -268,17 +297,7 @@ class ShapeCosts:
 
     def wire_s(self, job: Job) -> list[tuple[float, float]]:
         """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
-        layout, engine = job.layout, job.engine
-        key = (engine.name, engine.zero_stage, engine.shard_group, layout.dp, layout.pp > 1)
-        if key not in self._wire:
-            self._wire[key] = [
-                (
-                    _sent_s(job, states.gathers(job, self.grid.graph, block)),
-                    _sent_s(job, states.reduced(job, self.grid.graph, block)),
-                )
-                for block in self.grid.kinds
-            ]
-        return self._wire[key]
+        return self.grid.wire_s(job)
 
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:

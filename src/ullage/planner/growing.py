@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cached_property
-from typing import Generic, TypeVar
 
 from ullage.frozen import replace
-from ullage.timing.blocks import Place, pass_s
-from ullage.timing.work import Attention, Exchange, Matmul, Pass, Traffic
+from ullage.hardware.cluster import Device
+from ullage.timing.blocks import Place, covers, pass_s, waited_s
+from ullage.timing.machine import attention_s, axis_group, called, multiplied_s
+from ullage.timing.work import Attention, Matmul, Pass, Traffic
 
 Pair = tuple[Pass, Pass]
 
@@ -89,25 +90,60 @@ class Growing:
 
 
 class _GrowingPass:
-    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first."""
+    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first (timing/blocks.py, pass_s)."""
 
     def __init__(self, pair: Pair, place: Place, *, backward: bool) -> None:
         one, two = pair
         self._place, self._backward = place, backward
-        self._matmuls = [_Evenly(a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
+        self._matmuls = [_Multiplied(a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
         self._attention = _Evenly(one.attention, two.attention) if one.attention and two.attention else None
-        self._exchanges = [_Evenly(a, b) for a, b in zip(one.exchanges, two.exchanges, strict=True)]
+        self._exchanges = [
+            (a, b.payload_bytes - a.payload_bytes, axis_group(place.cluster, place.layout, a.axis))
+            for a, b in zip(one.exchanges, two.exchanges, strict=True)
+        ]
         self._known: dict[int, float] = {}
 
     def seconds(self, more: int) -> float:
         if more not in self._known:
-            work = Pass(
-                matmuls=tuple(one.at(more) for one in self._matmuls),
-                attention=self._attention.at(more) if self._attention else None,
-                exchanges=tuple(one.at(more) for one in self._exchanges),
-            )
-            self._known[more] = pass_s(work, self._place, backward=self._backward)
+            self._known[more] = self._seconds(more)
         return self._known[more]
+
+    def _seconds(self, more: int) -> float:
+        cluster = self._place.cluster
+        matmuls = [one.seconds(cluster.device, more) for one in self._matmuls]
+        attention = 0.0
+        if self._attention:
+            attention = attention_s(
+                cluster.device, self._attention.at(more), self._place.attention, backward=self._backward
+            )
+        found = sum(matmuls) + attention
+        if self._exchanges:
+            cover = covers(matmuls, attention, backward=self._backward)
+            for one, each, group in self._exchanges:
+                alone = called(one.kind, one.payload_bytes + each * more, group, cluster).seconds
+                found += waited_s(one, alone, cover.get(one.behind, 0.0), self._place)
+        return found
+
+
+class _Multiplied:
+    """A matmul as it grows."""
+
+    def __init__(self, one: Matmul, two: Matmul) -> None:
+        self._dtype, self._how = one.dtype, (one.accumulate, one.streams, one.aligned, one.rowwise)
+        self._m, self._n, self._k, self._groups = one.m, one.n, one.k, one.groups
+        self._more = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
+
+    def seconds(self, device: Device, more: int) -> float:
+        m, n, k, groups = self._more
+        return multiplied_s(
+            device,
+            self._dtype,
+            self._m + m * more,
+            self._n + n * more,
+            self._k + k * more,
+            self._groups + groups * more,
+            *self._how,
+        )
 
 
 def _knows_no_experts(pair: Pair) -> bool:
@@ -115,18 +151,15 @@ def _knows_no_experts(pair: Pair) -> bool:
     return all(one.axis in ("tp", "cp") for work in pair for one in work.exchanges)
 
 
-_Work = TypeVar("_Work", Matmul, Attention, Exchange)
+class _Evenly:
+    """An attention, each number of it as far beyond the second as that is beyond the first."""
 
-
-class _Evenly(Generic[_Work]):
-    """One piece of work, each number of it as far beyond the second as that is beyond the first."""
-
-    def __init__(self, one: _Work, two: _Work) -> None:
-        self._one: _Work = one
+    def __init__(self, one: Attention, two: Attention) -> None:
+        self._one = one
         pairs = ((field.name, getattr(one, field.name), getattr(two, field.name)) for field in fields(one))
         self._grows = [(name, first, second - first) for name, first, second in pairs if first != second]
 
-    def at(self, more: int) -> _Work:
+    def at(self, more: int) -> Attention:
         """Of this many sequences beyond the first."""
         return replace(self._one, **{name: first + each * more for name, first, each in self._grows})
 

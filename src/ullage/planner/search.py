@@ -7,18 +7,21 @@ known to the end is the best of all: whatever is left has a bound that is no bet
 
 from __future__ import annotations
 
+import gc
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 
 from ullage.engines.estimate import Estimate, estimate
 from ullage.engines.pipeline import takes_turns
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.job import Job, Layout, Recompute
+from ullage.planner.balance import Balance, Least, Pipe, alike, least_of
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
@@ -26,6 +29,7 @@ from ullage.planner.bounds import (
     again_s,
     any_chunks_bound_s,
     computing_s,
+    ends_bound_s,
     evenly_bound_s,
     longer_by,
     outside_bound_s,
@@ -34,7 +38,8 @@ from ullage.planner.bounds import (
 )
 from ullage.planner.costs import GridCosts, ShapeCosts
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
-from ullage.planner.space import NONE, Family, Space, Split, layer_by_layer
+from ullage.planner.grids import Grids
+from ullage.planner.space import FULL, NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
 from ullage.planner.wanted import Base, Wanted
@@ -87,8 +92,18 @@ class Counts:
 
 
 @frozen
+class Pipeline:
+    """A shape over ``pp`` ranks. job: with its replicas and micro-batches. even_s: where its ranks share the blocks' work evenly."""
+
+    base: Base
+    costs: ShapeCosts
+    job: Job
+    even_s: float
+
+
+@frozen
 class Cut:
-    """A shape over ``pp`` ranks, cut by rank. job: with its replicas and micro-batches; vpp yet open. engines: it under some stages."""
+    """A pipeline, cut by rank; vpp yet open. engines: it under some stages."""
 
     base: Base
     costs: ShapeCosts
@@ -141,15 +156,21 @@ class Search:
         self._order = count()
         self._failed = 0
         self.space = Space(self.want)
+        self._balances: dict[object, Balance] = {}
+        self._known_cuts: dict[int, tuple[Pipeline, list[Job]]] = {}
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
 
     # -- the queue
 
     def run(self) -> list[Found]:
         """The best strategies, best first; of those that differ in no degree, engine or stage only the best."""
+        with collected_later():
+            return self._run()
+
+    def _run(self) -> list[Found]:
         for base in self.bases:
-            for grid in self._grids(base):
-                self._price(base, grid)
+            for grids in self._grids(base):
+                self._price(base, grids)
         found: dict[object, Found] = {}
         while self._queue and (self.exhaustive or len(found) < self.most):
             if self.hopeful is not None and self._failed >= PATIENCE and not found:
@@ -173,27 +194,37 @@ class Search:
 
     # -- looks, each closer than the one before
 
-    def _price(self, base: Base, grid: GridCosts) -> None:
-        """A grid by the value where all ranks share what no expert does of its best shape's work."""
+    def _price(self, base: Base, grids: Grids) -> None:
+        """Grids that differ in expert parallelism alone, by the value where all ranks share what no expert does of their best shape's
+        work."""
+        first = next(grids.costs(), None)
+        if first is None:
+            return
         known = []
-        for job in self.space.shapes(base, grid.job):
+        for job in self.space.shapes(base, first.job):
             try:
-                known.append((self._shared(job, grid.dense_s(job.data.micro_batch)), job))
+                known.append(self._shared(job, first.dense_s(job.data.micro_batch)))
             except (Unsupported, Infeasible) as error:
-                self._refuse(job, error, self.space.count(base, job))
+                for grid in grids.costs():
+                    self._refuse(grid.job, error, self.space.count(base, job))
         if known:
-            jobs = [job for _, job in known]
-            self._push(min(value for value, _ in known), partial(self._unlowered, base, grid, jobs))
+            self._push(min(known), partial(self._spread, base, grids))
 
-    def _unlowered(self, base: Base, grid: GridCosts, jobs: Sequence[Job], value: Value) -> None:
-        """The shapes of a grid, each by the value where all ranks share what is known of its work before it is lowered."""
-        for job in jobs:
-            try:
-                seconds = grid.least_s(job.data.micro_batch)
-            except (Unsupported, Infeasible) as error:
-                self._refuse(job, error, self.space.count(base, job))
-                continue
-            self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
+    def _spread(self, base: Base, grids: Grids, value: Value) -> None:
+        """Each of them with each micro-batch, likewise."""
+        for grid in grids.costs():
+            for job in self.space.shapes(base, grid.job):
+                seconds = grid.dense_s(job.data.micro_batch)
+                self._push(max(value, self._shared(job, seconds)), partial(self._unlowered, base, grid, job))
+
+    def _unlowered(self, base: Base, grid: GridCosts, job: Job, value: Value) -> None:
+        """A shape by the value where all ranks share what is known of its work before it is lowered."""
+        try:
+            seconds = grid.least_s(job.data.micro_batch)
+        except (Unsupported, Infeasible) as error:
+            self._refuse(job, error, self.space.count(base, job))
+            return
+        self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
 
     def _costed(self, base: Base, grid: GridCosts, job: Job, value: Value) -> None:
         """A shape by the value where all ranks share its blocks' work evenly and never wait."""
@@ -218,19 +249,67 @@ class Search:
                 self._refuse(job, broken.error(), self.space.count_pipeline(base, job))
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
-            self._push(max(value, self._value(job, seconds)), partial(self._cut, base, costs, job))
+            pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
+            self._push(max(value, self._value(job, seconds)), partial(self._staged, pipeline))
 
-    def _cut(self, base: Base, costs: ShapeCosts, job: Job, value: Value) -> None:
-        """A pipeline, cut over its ranks evenly and in the best way."""
-        cuts = self.space.cuts(base, job, self._best_split(costs, job))
-        self.counts.space += sum(self.space.count_cut(base, one) for one in cuts) - self.space.count_pipeline(base, job)
+    def _staged(self, pipeline: Pipeline, value: Value) -> None:
+        """A pipeline under engines' stages, those together that send the same, by what they send."""
+        base, costs, job = pipeline.base, pipeline.costs, pipeline.job
+        engines = self.space.engines(base, job)
+        if self.exhaustive:
+            for at in range(len(self.space.families(base, job))):
+                self._push(value, partial(self._cut, pipeline, engines, at))
+            return
+        pipe = Pipe(ranks=job.layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
+        for _, some in groupby(sorted(engines, key=alike), alike):
+            alikes = tuple(some)
+            least = least_of(costs.grid, alikes)
+            seconds = max(pipeline.even_s, least.sent_s(costs.grid, pipe))
+            look = partial(self._balanced, pipeline, alikes, pipe, least, seconds)
+            self._push(max(value, self._value(job, seconds)), look)
+
+    def _balanced(
+        self, pipeline: Pipeline, engines: Sequence[Job], pipe: Pipe, least: Least, at_least: float, value: Value
+    ) -> None:
+        """With each family of recomputations, by what ranks share of time and memory."""
+        base, costs, job = pipeline.base, pipeline.costs, pipeline.job
+        room, counts = self._room[id(base)].room_bytes, self.space.count_families(base, job)
+        hopeless = False
+        for at, family in enumerate(self.space.families(base, job)):
+            seconds = None if hopeless else self._balance(costs, family).seconds(pipe, least, room, at_least)
+            if seconds is None:
+                self.counts.infeasible += len(engines) * counts[at]
+                hopeless = hopeless or family.kinds[-1] == FULL  # what keeps least has no room
+                continue
+            self._push(max(value, self._value(job, seconds)), partial(self._cut, pipeline, engines, at))
+
+    def _cut(self, pipeline: Pipeline, engines: Sequence[Job], at: int, value: Value) -> None:
+        """A pipeline, cut over its ranks evenly and in the best way. at: its family of recomputations."""
+        base, costs, job = pipeline.base, pipeline.costs, pipeline.job
+        cuts = self._cuts(pipeline)
+        counted = self.space.count_cuts(base, job, cuts)[at] - self.space.count_families(base, job)[at]
+        self.counts.space += len(engines) * counted
         for one in cuts:
             stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
-            engines = self.space.engines(base, one)
-            for family in self.space.families(base, one):
-                cut = Cut(base=base, costs=costs, job=one, engines=engines, family=family)
-                times = computing_s(costs, stages, family.fastest)
-                self._push(self._value(one, _any_chunks_s(costs, one, times)), partial(self._held, cut, stages, times))
+            family = self.space.families(base, one)[at]
+            times = computing_s(costs, stages, family.fastest)
+            under = tuple(replace(one, engine=each.engine) for each in engines)
+            cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
+            seconds = _any_chunks_s(costs, one, times)
+            self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times))
+
+    def _balance(self, costs: ShapeCosts, family: Family) -> Balance:
+        key = id(costs), family.kinds[0], family.kinds[-1]
+        if key not in self._balances:
+            self._balances[key] = Balance(costs, family)
+        return self._balances[key]
+
+    def _cuts(self, pipeline: Pipeline) -> list[Job]:
+        key = id(pipeline)
+        if key not in self._known_cuts:
+            best = self._best_split(pipeline.costs, pipeline.job)
+            self._known_cuts[key] = pipeline, self.space.cuts(pipeline.base, pipeline.job, best)
+        return self._known_cuts[key][1]
 
     def _best_split(self, costs: ShapeCosts, job: Job) -> Split:
         """None where it is the even one."""
@@ -240,26 +319,21 @@ class Search:
         return split if len(set(split)) > 1 else None
 
     def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], value: Value) -> None:
-        """A cut with what it recomputes at least, if any way to divide states makes it fit; apart those that gather parameters around
-        blocks, with what they send."""
+        """A cut with what it recomputes at least, if any way to divide states makes it fit, and with what it gathers around blocks."""
         costs, job = cut.costs, cut.job
         if self.exhaustive:
             self._push(value, partial(self._chunked, cut))
             return
-        for sharded in (False, True):
-            one = replace(cut, engines=tuple(each for each in cut.engines if is_sharded(each) == sharded))
-            if not one.engines:
-                continue
-            again = self._again_s(one, stages)
-            if again is None:
-                self.counts.infeasible += sum(map(self._counted(one), self.space.chunked(cut.base, job)))
-                continue
-            longer = [longer_by(time, seconds) for time, seconds in zip(times, again, strict=True)]
-            wired = stage_times(costs, stages, one.engines, cut.family.fastest)
-            slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
-            held = Held(costs, stages[0])
-            outside = min(outside_bound_s(each, held, slower[0]) for each in one.engines)
-            self._push(self._value(job, _any_chunks_s(costs, job, slower) + outside), partial(self._chunked, one))
+        again = self._again_s(cut, stages)
+        if again is None:
+            self.counts.infeasible += sum(map(self._counted(cut), self.space.chunked(cut.base, job)))
+            return
+        longer = [longer_by(time, seconds) for time, seconds in zip(times, again, strict=True)]
+        wired = stage_times(costs, stages, cut.engines, cut.family.fastest)
+        slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
+        held = Held(costs, stages[0])
+        outside = min(outside_bound_s(each, held, slower[0]) for each in cut.engines)
+        self._push(self._value(job, _any_chunks_s(costs, job, slower) + outside), partial(self._chunked, cut))
 
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""
@@ -380,8 +454,14 @@ class Search:
     def _at_best(self, strategy: Strategy, times: list[StageTime]) -> Value:
         """No strategy is faster than its ranks' ``times`` and what comes after them."""
         job, costs = strategy.job, strategy.costs
-        outside = outside_bound_s(job, Held(costs, strategy.stages[0]), times[0])
-        return self._value(job, _steps_s(costs, job, times) + outside)
+        ends = ends_bound_s(times, job.data.grad_accum, costs.send_s(job))
+        ends[0] = max(ends[0], _steps_s(costs, job, times))
+        slowest = max(
+            end + outside_bound_s(job, Held(costs, stage), time)
+            for end, stage, time in zip(ends, strategy.stages, times, strict=True)
+            if stage.first_of_kind
+        )
+        return self._value(job, slowest)
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
         """The exact time."""
@@ -441,24 +521,20 @@ class Search:
         self.counts.infeasible += strategies
         self.counts.refused += strategies
 
-    def _grids(self, base: Base) -> Iterator[GridCosts]:
-        """Degrees that divide blocks, with each loss, and what blocks cost under them."""
-        beside: dict[
-            object, GridCosts
-        ] = {}  # of each tensor, sequence and context parallelism and loss, whatever the experts'
+    def _grids(self, base: Base) -> Iterator[Grids]:
+        """Degrees that divide blocks, with each loss; together those that differ in expert parallelism alone."""
+        found: dict[object, Grids] = {}
         for jobs in self.space.grids(base):
-            broken = first_violation(jobs[0])
-            like: GridCosts | None = None
-            for job in jobs:
-                strategies = sum(self.space.count(base, shape) for shape in self.space.shapes(base, job))
-                self.counts.space += strategies
-                if broken is not None:  # whatever the pipeline
-                    self._refuse(job, broken.error(), strategies)
-                elif strategies:
-                    key = job.layout.tp, job.layout.cp, job.layout.sp, job.loss
-                    like = GridCosts(job, base.graph, like, beside.get(key))
-                    beside.setdefault(key, like)
-                    yield like
+            strategies = sum(self.space.sizes(base, jobs[0]).values())
+            self.counts.space += len(jobs) * strategies
+            like: dict[Layout, GridCosts] = {}
+            for job in jobs if strategies else ():
+                layout = job.layout
+                key = layout.tp, layout.cp, layout.sp, job.loss
+                if key not in found:
+                    found[key] = Grids(base, partial(self._refuse, strategies=strategies))
+                found[key].add(job, like)
+        yield from found.values()
 
 
 def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
@@ -491,6 +567,19 @@ def _of_chunks(family: Family, stages: tuple[Stage, ...]) -> Family:
 def _all_chunks(stage: Stage) -> bool:
     """Whether each chunk of a rank has a layer."""
     return all(any(layer for _, _, layer in part) for part in stage.chunks)
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Without cyclic garbage collection: a search keeps nearly all that it makes, and going through it again and again takes a third of its
+    time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def same(job: Job) -> object:

@@ -72,6 +72,7 @@ class Space:
     def __init__(self, want: Wanted) -> None:
         self.want = want
         self._counted: dict[object, dict[int, int]] = {}
+        self._families: dict[object, tuple[int, ...]] = {}
 
     # -- choices
 
@@ -94,7 +95,7 @@ class Space:
 
     def shapes(self, base: Base, grid: Job) -> list[Job]:
         """A grid with each micro-batch that divides the batch."""
-        return [_with_micro_batch(grid, size) for size in self._sizes(base, grid)]
+        return [_with_micro_batch(grid, size) for size in self.sizes(base, grid)]
 
     def pipelines(self, base: Base, shape: Job) -> Iterator[Job]:
         """A shape over pipeline ranks, with its replicas and micro-batches."""
@@ -145,25 +146,32 @@ class Space:
 
     def count(self, base: Base, shape: Job) -> int:
         """Strategies of a shape."""
-        return self._sizes(base, shape)[shape.data.micro_batch]
+        return self.sizes(base, shape)[shape.data.micro_batch]
 
     def count_pipeline(self, base: Base, pipeline: Job) -> int:
         """Strategies of a pipeline."""
-        pp = pipeline.layout.pp
-        stand_in = (-(-base.graph.layers // pp),) * pp
-        return sum(self.count_cut(base, cut) for cut in self.cuts(base, pipeline, stand_in))
+        return len(self.engines(base, pipeline)) * sum(self.count_families(base, pipeline))
 
-    def count_cut(self, base: Base, cut: Job) -> int:
-        """Strategies of a cut."""
-        families = self.families(base, cut)
-        recomputed = sum(self.count_family(base, one, each) for one in self.chunked(base, cut) for each in families)
-        return len(self.engines(base, cut)) * recomputed
+    def count_families(self, base: Base, pipeline: Job) -> tuple[int, ...]:
+        """Of each family, the strategies of a pipeline under one engine."""
+        pp = pipeline.layout.pp
+        key = id(base), pp, pipeline.data.grad_accum % pp
+        if key not in self._families:
+            cuts = self.cuts(base, pipeline, (-(-base.graph.layers // pp),) * pp)
+            self._families[key] = self.count_cuts(base, pipeline, cuts)
+        return self._families[key]
+
+    def count_cuts(self, base: Base, pipeline: Job, cuts: list[Job]) -> tuple[int, ...]:
+        """The same of a pipeline that is cut in these ways."""
+        chunked = [(one, self.families(base, cut)) for cut in cuts for one in self.chunked(base, cut)]
+        number = len(self.families(base, pipeline))
+        return tuple(sum(self.count_family(base, one, each[at]) for one, each in chunked) for at in range(number))
 
     def count_family(self, base: Base, chunked: Job, family: Family) -> int:
         """Recomputations of a family, as the longest chunk has layers."""
         return _largest_chunk(base, chunked) + 1 if family.layered else len(family.kinds)
 
-    def _sizes(self, base: Base, grid: Job) -> dict[int, int]:
+    def sizes(self, base: Base, grid: Job) -> dict[int, int]:
         """A grid's micro-batches, each with its strategies: the same of all that leave as many ranks to pipelines and replicas."""
         layout = grid.layout
         key = (id(base), layout.tp * layout.cp, layout.cp)

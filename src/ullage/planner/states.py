@@ -50,6 +50,15 @@ def bytes_per_element(job: Job, shards: int) -> BytesPerElement:
     return _bytes(job.engine.name, job.engine.zero_stage, job.precision, job.optimizer, job.offload, shards)
 
 
+def each_element(job: Job) -> tuple[BytesPerElement, BytesPerElement]:
+    """Of dense parameters and of experts', divided as the job divides them."""
+    layout, group = job.layout, job.engine.shard_group
+    return (
+        bytes_per_element(job, group or layout.dp * layout.cp),
+        bytes_per_element(job, group or max(1, layout.expert_dp)),
+    )
+
+
 @lru_cache(maxsize=4096)
 def _bytes(
     name: EngineName, stage: int, precision: Precision, optimizer: Optimizer, offload: Offload, shards: int

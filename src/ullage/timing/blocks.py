@@ -116,15 +116,21 @@ def sendings(work: Pass, place: Place, *, backward: bool) -> tuple[Sending, ...]
     if not work.exchanges:
         return ()
     matmuls = _matmuls_s(work, place)
-    cover = {"attention": _attention_s(work, place, backward=backward), "forward": sum(matmuls)}
-    if backward and matmuls:
-        cover |= {"dgrad": sum(matmuls[0::2]), "wgrad": sum(matmuls[1::2])}
+    cover = covers(matmuls, _attention_s(work, place, backward=backward), backward=backward)
     found = []
     for one in work.exchanges:
         alone = sent_s(place.cluster, place.layout, one)
-        wait_s = _wait_s(one, alone, cover.get(one.behind, 0.0), place)
+        wait_s = waited_s(one, alone, cover.get(one.behind, 0.0), place)
         found.append(Sending(exchange=one, sent_s=alone, wait_s=wait_s))
     return tuple(found)
+
+
+def covers(matmuls: list[float], attention: float, *, backward: bool) -> dict[str, float]:
+    """Seconds of what an exchange hides behind, by its name."""
+    cover = {"attention": attention, "forward": sum(matmuls)}
+    if backward and matmuls:
+        cover |= {"dgrad": sum(matmuls[0::2]), "wgrad": sum(matmuls[1::2])}
+    return cover
 
 
 def pass_parts(work: Pass, place: Place, *, backward: bool) -> Parts:
@@ -146,7 +152,7 @@ def _attention_s(work: Pass, place: Place, *, backward: bool) -> float:
     return attention_s(place.cluster.device, work.attention, place.attention, backward=backward)
 
 
-def _wait_s(exchange: Exchange, wire_s: float, cover_s: float, place: Place) -> float:
+def waited_s(exchange: Exchange, wire_s: float, cover_s: float, place: Place) -> float:
     """What an exchange adds to the work that runs meanwhile: what is left to wait for, and what it takes from that work."""
     if exchange.pieces > 1:  # the first piece is waited for; copy engines carry the others
         return max(wire_s / exchange.pieces, wire_s - cover_s)

@@ -49,18 +49,33 @@ def bandwidth_bytes_per_s(device: Device) -> float:
     return device.memory_bytes_per_s
 
 
-@lru_cache(maxsize=65536)
 def matmul_s(device: Device, work: Matmul) -> float:
-    if work.groups > 1:
-        share = grouped_matmul_efficiency(
-            device, work.dtype, work.groups, work.m, work.n, work.k, work.accumulate, work.streams
-        )
+    how = work.accumulate, work.streams, work.aligned, work.rowwise
+    return multiplied_s(device, work.dtype, work.m, work.n, work.k, work.groups, *how)
+
+
+@lru_cache(maxsize=65536)
+def multiplied_s(
+    device: Device,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    groups: int,
+    accumulate: bool,
+    streams: int,
+    aligned: bool,
+    by_rows: bool,
+) -> float:
+    """A ``Matmul`` by its fields: a search asks for a hundred thousand."""
+    if groups > 1:
+        share = grouped_matmul_efficiency(device, dtype, groups, m, n, k, accumulate, streams)
     else:
-        share = matmul_efficiency(device, work.dtype, work.m, work.n, work.k, work.accumulate)
-    kept = share.value if work.aligned else share.value * misaligned(work.dtype).value
-    if work.rowwise:
-        kept *= rowwise(work.m, work.n, work.k).value
-    return work.flops / (peak_flops_per_s(device, work.dtype) * kept)
+        share = matmul_efficiency(device, dtype, m, n, k, accumulate)
+    kept = share.value if aligned else share.value * misaligned(dtype).value
+    if by_rows:
+        kept *= rowwise(m, n, k).value
+    return 2 * m * n * k * groups / (peak_flops_per_s(device, dtype) * kept)
 
 
 @lru_cache(maxsize=4096)

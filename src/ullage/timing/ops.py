@@ -35,15 +35,20 @@ def block_work(block: Block, context: Context, accumulates: bool = True) -> tupl
     return (*found, *bound_by_memory(block, stacks.lower(block, context), named, context))
 
 
-def unlowered_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
-    """Its matmuls, attention and exchanges: what is known before a stack lowers its ops, at a tenth of the price."""
-    return _named_work(block, context, accumulates)[0]
-
-
 def dense_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
-    """Of these what is the same under any expert parallelism: all but experts and what is sent to them."""
-    dense = replace(block, ops=tuple(op for op in block.ops if op.kind not in _EXPERTS))
-    return unlowered_work(dense, context, accumulates)
+    """Its matmuls, attention and exchanges that are the same under any expert parallelism: known before a stack lowers its ops, at a tenth
+    of the price."""
+    return _some_work(block, context, accumulates, experts=False)
+
+
+def experts_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
+    """Those of its experts, and what is sent to them."""
+    return _some_work(block, context, accumulates, experts=True)
+
+
+def _some_work(block: Block, context: Context, accumulates: bool, *, experts: bool) -> tuple[OpWork, ...]:
+    some = replace(block, ops=tuple(op for op in block.ops if (op.kind in _EXPERTS) == experts))
+    return _named_work(some, context, accumulates)[0] if some.ops else ()
 
 
 _EXPERTS = ("dispatch", "grouped_linear", "combine")

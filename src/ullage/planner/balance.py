@@ -1,0 +1,297 @@
+"""A lower bound of a pipeline whose cut is not known: its ranks share time and memory, and what one lacks another must have.
+
+Of each rank some sums over its layers are no more than the step and the device allow: seconds of computing, seconds on the wire, bytes,
+and seconds of computing where what has no room is computed again. Ranks together hold all layers. Whichever sum is taken of each rank,
+added up they say how long the step is at the least: weak duality of the linear program that cuts layers into any fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+from ullage.frozen import frozen
+from ullage.job.job import Job
+from ullage.planner.bounds import wire_bound_s
+from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.space import FULL, NONE, Family
+from ullage.planner.states import BytesPerElement, each_element
+from ullage.timing.machine import exchange_cost
+from ullage.timing.states import is_sharded, reductions, replica_reductions, resident
+
+_ROUNDS = 3
+"""Of Newton's method at most: what each round finds is a bound."""
+
+_NEAR = 1 - 1e-9
+_FOREVER = 1e30
+
+
+@frozen
+class Pipe:
+    """A pipeline: its ranks, the micro-batches of a step, seconds from one rank to the next."""
+
+    ranks: int
+    micro_batches: int
+    send_s: float
+
+
+@frozen
+class Least:
+    """The least that any engine of a class keeps and sends; seconds are of one micro-batch.
+
+    wire_s: of each kind of block, its parameters and gradients; of a mean layer, of what is before layers, of what is behind.
+    exchanged_s: by replicas, of the rank that sends most.
+    """
+
+    dense: BytesPerElement
+    experts: BytesPerElement
+    wire_s: Sequence[float]
+    mean_wire_s: float
+    first_wire_s: float
+    last_wire_s: float
+    exchanged_s: float
+
+    def sent_s(self, grid: GridCosts, pipe: Pipe) -> float:
+        """Of all micro-batches, whatever is computed: some rank sends no less than the mean."""
+        wire_s = self.mean_wire_s * grid.graph.layers + self.first_wire_s + self.last_wire_s
+        return pipe.micro_batches * max(self.exchanged_s, wire_s / pipe.ranks)
+
+
+def alike(job: Job) -> tuple[bool, bool]:
+    """Engines' stages that one bound serves: those that send the same."""
+    return is_sharded(job), reductions(job) > 1
+
+
+def least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
+    """jobs: a pipeline under engines that are alike; how many sequences it has at a time does not matter."""
+    layout = jobs[0].layout
+    stages = tuple((job.engine.zero_stage, job.engine.shard_group) for job in jobs)
+    key = layout.dp, layout.pp, alike(jobs[0]), stages
+    return grid.known(key, lambda: _least_of(grid, jobs))
+
+
+def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
+    sharded, reduces_each = alike(jobs[0])
+    dense, experts = (
+        BytesPerElement(kept=min(one.kept for one in kind), end=min(one.end for one in kind))
+        for kind in zip(*map(each_element, jobs), strict=True)
+    )
+    gathered = sharded and not resident(jobs[0])
+    wires = [wire_bound_s(grid, job) for job in jobs] if gathered else [[0.0] * len(grid.kinds)]
+    exchanged_s = 0.0
+    if not sharded and reduces_each:
+        exchanged_s = min(_exchanged_s(grid, job) for job in jobs)
+    wire_s = [min(of_kind) for of_kind in zip(*wires, strict=True)]
+    sums = {"layer": 0.0, "embedding": 0.0, "": 0.0}
+    for kind, times, role in grid.runs:
+        sums[role if role in sums else ""] += times * wire_s[kind]
+    return Least(
+        dense=dense,
+        experts=experts,
+        wire_s=wire_s,
+        mean_wire_s=sums["layer"] / grid.graph.layers,
+        first_wire_s=sums["embedding"],
+        last_wire_s=sums[""],
+        exchanged_s=exchanged_s,
+    )
+
+
+@frozen
+class Mean:
+    """What a rank has of a model on average: some rank has no less."""
+
+    dense: int
+    experts: int
+
+    def numel(self, *, expert: bool) -> int:
+        return self.experts if expert else self.dense
+
+
+def _exchanged_s(grid: GridCosts, job: Job) -> float:
+    """The longest of a rank's exchanges of gradients, which hides behind no more than one pass."""
+    dense, experts = (sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1))
+    mean = Mean(dense=(dense - grid.tied) // job.layout.pp, experts=experts // job.layout.pp)
+    return max((exchange_cost(job, one).seconds for one in replica_reductions(job, mean)), default=0.0)
+
+
+@dataclass(slots=True)
+class Share:
+    """What a rank has of some blocks. kept, smallest: bytes that a forward leaves, as a family's first and its last recomputation does."""
+
+    compute_s: float = 0.0
+    kept: float = 0.0
+    smallest: float = 0.0
+    dense: float = 0.0
+    experts: float = 0.0
+    wire_s: float = 0.0
+    states: float = 0.0
+    end: float = 0.0
+
+    def add(self, other: Share, times: float) -> None:
+        self.compute_s += times * other.compute_s
+        self.kept += times * other.kept
+        self.smallest += times * other.smallest
+        self.dense += times * other.dense
+        self.experts += times * other.experts
+
+    def sums(self) -> tuple[float, ...]:
+        return self.compute_s, self.wire_s, self.states, self.end, self.kept, self.smallest
+
+    def sum_of(self, chosen: str, flights: int, again: float) -> float:
+        """One of the sums that ``Balance`` adds up. again: seconds of recomputation for a byte that is held."""
+        if chosen == "compute":
+            return self.compute_s
+        if chosen == "kept":
+            return self.states + flights * self.smallest
+        if chosen == "end":
+            return self.end
+        if chosen == "wire":
+            return self.wire_s
+        return self.compute_s + again * (self.states + flights * self.kept)
+
+    def under(self, least: Least, wire_s: float) -> None:
+        """With its states, and what is sent of it."""
+        self.states = self.dense * least.dense.kept + self.experts * least.experts.kept
+        self.end = self.dense * least.dense.end + self.experts * least.experts.end
+        self.wire_s = wire_s
+
+
+class Balance:
+    """The blocks of a shape under a family of recomputations, whatever its pipeline."""
+
+    def __init__(self, costs: ShapeCosts, family: Family) -> None:
+        self.costs = costs
+        self.count = len(costs.layers_s)
+        self.mean, self.first, self.last = Share(), Share(), Share()
+        self.layers: list[tuple[int, int, Share]] = []
+        for kind, times, role in costs.grid.runs:
+            one = self._share(kind, family)
+            if role == "layer":
+                self.layers.append((kind, times, one))
+                self.mean.add(one, times / self.count)
+            else:
+                (self.first if role == "embedding" else self.last).add(one, times)
+        rates = [
+            costs.again_s(kind, FULL) / saved
+            for kind in range(len(costs.blocks))
+            if costs.is_layer[kind] and (saved := costs.kept(NONE)[kind] - costs.kept(FULL)[kind]) > 0
+        ]
+        self.again_s_per_byte = min(rates, default=0.0) if family.layered else 0.0
+
+    def _share(self, kind: int, family: Family) -> Share:
+        costs = self.costs
+        cost, layer = costs.blocks[kind], costs.is_layer[kind]
+        fastest, smallest = (family.fastest, FULL if family.modular else family.kinds[-1]) if layer else (NONE, NONE)
+        return Share(
+            compute_s=cost.both_s + costs.again_s(kind, fastest),
+            kept=costs.kept(fastest)[kind],
+            smallest=costs.kept(smallest)[kind],
+            dense=cost.dense,
+            experts=cost.experts,
+        )
+
+    def seconds(self, pipe: Pipe, least: Least, room: float, at_least: float) -> float | None:
+        """Of all micro-batches, no less than ``at_least``; None: no cut has room. room: bytes."""
+        mean, first, last = self.mean, self.first, self.last
+        for kind, _, one in self.layers:
+            one.under(least, least.wire_s[kind])
+        mean.under(least, least.mean_wire_s)
+        first.under(least, least.first_wire_s)
+        last.under(least, least.last_wire_s)
+        if pipe.ranks == 1:
+            first.states -= self.costs.grid.tied * least.dense.kept
+            first.end -= self.costs.grid.tied * least.dense.end
+        states = self.count * mean.states + first.states + last.states
+        sent = self.costs.sent_bytes if pipe.ranks > 1 else 0
+        if states + self.count * mean.smallest - pipe.ranks * sent > pipe.ranks * room:
+            return None
+        if self._has_room(pipe, room, at_least):
+            return at_least
+        held, _, needed = self._added_up(pipe, room, _FOREVER)
+        if held < needed * _NEAR:
+            return None
+        for _ in range(_ROUNDS):
+            held, gained, needed = self._added_up(pipe, room, at_least)
+            if held + gained * at_least >= needed * _NEAR or not gained:
+                break
+            at_least = max(at_least, (needed - held) / gained)
+        return at_least
+
+    def _has_room(self, pipe: Pipe, room: float, seconds: float) -> bool:
+        """Whether ranks that compute for so long need not recompute: those that have most in flight, and the last."""
+        mean = self.mean
+        for end, flights in ((self.first, min(pipe.ranks, pipe.micro_batches)), (self.last, 1)):
+            layers = min(self.count, (seconds / pipe.micro_batches - end.compute_s) / mean.compute_s)
+            held = end.states + flights * end.kept + layers * (mean.states + flights * mean.kept)
+            if held > room or end.end + layers * mean.end > room:
+                return False
+        return True
+
+    def _added_up(self, pipe: Pipe, room: float, seconds: float) -> tuple[float, float, float]:
+        """Of each rank the sum that leaves it fewest mean layers in so many seconds, added up: mean layers that are held in no time, how
+        many more in each second, and how many all layers are at the least."""
+        costs, rate, each = self.costs, self.again_s_per_byte, 1 / pipe.micro_batches
+        first, last, layers = self.first, self.last, self.layers
+        sent = costs.sent_bytes if pipe.ranks > 1 else 0
+        compute_s, sent_s, states, end, kept, smallest = self.mean.sums()
+        held = gained = 0.0
+        shares = [inf] * len(layers)
+        for ranks, rank, flights in _groups(pipe.ranks, pipe.micro_batches):
+            free_s = -(rank * (costs.shortest_s + 2 * pipe.send_s) + (costs.first_s if rank else 0.0)) * each
+            wire_s, at_end = free_s, room
+            plain = least = room + flights * sent  # what a forward sends on may be gone (bounds.py, chunk_bytes)
+            if not rank:
+                free_s -= first.compute_s
+                wire_s -= first.wire_s
+                plain -= first.states + flights * first.kept
+                least -= first.states + flights * first.smallest
+                at_end -= first.end
+            if rank == pipe.ranks - 1:
+                free_s -= last.compute_s
+                wire_s -= last.wire_s
+                plain -= last.states + flights * last.kept
+                least -= last.states + flights * last.smallest
+                at_end -= last.end
+            # computing; what is kept at the least; states at the end; the wire; computing again what has no room
+            chosen, of_mean, limit, slope = "compute", compute_s, free_s, each
+            fewest = (free_s + each * seconds) / compute_s
+            own = states + flights * smallest
+            if least < fewest * own:
+                chosen, of_mean, limit, slope, fewest = "kept", own, least, 0.0, least / own
+            if end and at_end < fewest * end:
+                chosen, of_mean, limit, slope, fewest = "end", end, at_end, 0.0, at_end / end
+            if sent_s and wire_s + each * seconds < fewest * sent_s:
+                chosen, of_mean, limit, slope = "wire", sent_s, wire_s, each
+                fewest = (wire_s + each * seconds) / sent_s
+            again = rate / flights
+            own = compute_s + again * (states + flights * kept)
+            if rate and free_s + again * plain + each * seconds < fewest * own:
+                chosen, of_mean, limit, slope = "again", own, free_s + again * plain, each
+            held += ranks * limit / of_mean
+            gained += ranks * slope / of_mean
+            if len(layers) > 1:
+                shares = [
+                    min(share, one.sum_of(chosen, flights, again) / of_mean)
+                    for share, (_, _, one) in zip(shares, layers, strict=True)
+                ]
+        if len(layers) == 1:
+            return held, gained, self.count
+        return held, gained, sum(times * share for (_, times, _), share in zip(layers, shares, strict=True))
+
+
+_GROUPS = 4
+
+
+@lru_cache(maxsize=4096)
+def _groups(ranks: int, micro_batches: int) -> tuple[tuple[int, int, int], ...]:
+    """Ranks that are taken together, as if each started with the first of them and had in flight what the last has: how many, the first,
+    micro-batches in flight. The first and the last rank are by themselves."""
+    inner = range(1, ranks - 1)
+    size = -(-len(inner) // _GROUPS) or 1
+    starts = list(inner[::size])
+    found = (
+        [(1, 0)] + [(min(size, ranks - 1 - start), start) for start in starts] + ([(1, ranks - 1)] if ranks > 1 else [])
+    )
+    return tuple((many, start, min(ranks - start - many + 1, micro_batches)) for many, start in found)

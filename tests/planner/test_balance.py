@@ -1,0 +1,58 @@
+"""What is said of a pipeline before it is cut, and of blocks on two streams, against exact accounts of random ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.planner.following import followed, following
+from tests.planner.test_bounds import CASES, MANY, SLACK, space
+
+from ullage.engines.estimate import rank_peak
+from ullage.engines.registry import ranks_of
+from ullage.planner.balance import Balance, Pipe, least_of
+from ullage.planner.bounds import piped_s
+from ullage.timing.overlap import Wrapped, backward_s, forward_s
+from ullage.timing.step import step_time
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+@pytest.mark.parametrize("smaller", [1.0, 0.5, 0.25], ids=["whole room", "half", "quarter"])
+def test_what_ranks_share_is_no_more_than_a_strategy_that_fits_takes(name: str, engine: str, smaller: float) -> None:
+    """On devices with less room too, on which balancing has more to say."""
+    search = following(space(name), engine, seed=3, exhaustive=True)
+    for one in followed(search, MANY):
+        strategy, graph = one.strategy, one.strategy.base.graph
+        job = replace(strategy.job, recompute=strategy.family.kinds[one.at])
+        peak = max(rank_peak(job, graph, rank)[0] for rank in ranks_of(job, graph))
+        room = search._room[id(strategy.base)].room_bytes * smaller
+        if peak > room:
+            room = peak  # a device on which it just fits
+        layout, costs = job.layout, strategy.costs
+        pipe = Pipe(ranks=layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
+        plain = replace(job, layout=replace(layout, vpp=1, schedule="1f1b"))
+        found = Balance(costs, strategy.family).seconds(pipe, least_of(costs.grid, [plain]), room, 0.0)
+        assert found is not None, job
+        assert found <= step_time(job, graph).step_s * SLACK, job
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_blocks_on_two_streams_take_no_less_than_their_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    runs = [
+        (
+            rng.randint(1, 4),
+            rng.uniform(0.0, 2.0),
+            rng.choice([0.0, rng.uniform(0.0, 3.0)]),
+            rng.choice([0.0, 0.5, 2.0]),
+        )
+        for _ in range(rng.randint(1, 4))
+    ]
+    back = [
+        Wrapped(compute_s=compute, gather_s=gather, reduce_s=reduce)
+        for count, compute, gather, reduce in runs
+        for _ in range(count)
+    ]
+    assert piped_s(runs) <= backward_s(back) * SLACK
+    assert piped_s([(*run[:3], 0.0) for run in runs]) <= forward_s(back) * SLACK
