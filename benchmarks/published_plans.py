@@ -16,7 +16,7 @@ import ullage
 from ullage.errors import UllageError
 from ullage.job.job import Job
 from ullage.planner.reasons import lost_by, strategy
-from ullage.planner.search import Found
+from ullage.planner.strategies import Found
 from ullage.timing.step import step_time
 from ullage.validation.records import Record, read_records
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ullage.planner.search import Search, Strategy, Value
+from ullage.planner.search import Search
+from ullage.planner.strategies import Strategy, Value
 from ullage.planner.wanted import bases, wanted
 
 

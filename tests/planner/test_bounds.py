@@ -12,9 +12,9 @@ from ullage.engines.registry import ranks_of
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.planner.bounds import again_s, modes
 from ullage.planner.costs import ShapeCosts, _kept_by
-from ullage.planner.search import Cut
 from ullage.planner.space import FULL, NONE
 from ullage.planner.stages import flights
+from ullage.planner.strategies import Cut
 from ullage.timing.blocks import block_time
 
 H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"

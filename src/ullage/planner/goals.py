@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster
 from ullage.job.job import Job
-from ullage.planner.search import Goal, Value
+from ullage.planner.strategies import Goal, Value
 
 GOALS = {
     "fastest": "the least seconds a step on all GPUs",

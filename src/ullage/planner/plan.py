@@ -19,7 +19,8 @@ from ullage.planner.exact import first_violation
 from ullage.planner.goals import GOALS, ON_FEWER, goal, smaller
 from ullage.planner.reasons import better_but_too_large, limited_by, lost_by, strategy, would_buy
 from ullage.planner.remedies import Remedy, remedies
-from ullage.planner.search import Found, Missed, Search
+from ullage.planner.search import Search
+from ullage.planner.strategies import Found, Missed
 from ullage.planner.wanted import DEGREES, Base, Wanted, bases, cluster_of, wanted, with_keys
 from ullage.timing.step import StepTime
 from ullage.units import KIB, format_bytes

@@ -9,7 +9,7 @@ from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster, Link
 from ullage.job.job import Job
 from ullage.planner.exact import first_violation
-from ullage.planner.search import Found, Missed
+from ullage.planner.strategies import Found, Missed
 from ullage.timing.parts import PARTS
 from ullage.timing.step import StepTime, step_time
 from ullage.units import format_bytes

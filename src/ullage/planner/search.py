@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby
 
-from ullage.engines.estimate import Estimate, estimate
+from ullage.engines.estimate import estimate
 from ullage.engines.pipeline import takes_turns
 from ullage.errors import Infeasible, UllageError, Unsupported
-from ullage.frozen import frozen, replace
+from ullage.frozen import replace
 from ullage.job.job import Job, Layout, Recompute
 from ullage.planner.balance import Balance, Least, Pipe, alike, least_of
 from ullage.planner.bounds import (
@@ -42,95 +42,13 @@ from ullage.planner.grids import Grids
 from ullage.planner.space import FULL, NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
+from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value
 from ullage.planner.wanted import Base, Wanted
 from ullage.timing.states import is_sharded
-from ullage.timing.step import StepTime, step_time
-
-Value = tuple[float, ...]
-"""What a goal makes of a strategy's seconds; the least is best."""
+from ullage.timing.step import step_time
 
 PATIENCE = 12
 """Strategies whose exact memory is too much before it is asked whether anything fits."""
-
-Goal = Callable[[Job, float], Value]
-"""The value of a job and its seconds a sequence."""
-
-
-@frozen
-class Found:
-    """A strategy that fits. value: the goal's."""
-
-    job: Job
-    time: StepTime
-    estimate: Estimate
-    value: Value
-
-
-@frozen
-class Missed:
-    """The most promising strategy that does not fit: what memory costs. high_bytes: of its device, at the least."""
-
-    job: Job
-    value: Value
-    high_bytes: int
-
-
-@dataclass
-class Counts:
-    """Strategies: all, those whose step was timed exactly, those proven not to fit or not to exist, and of these the ones that a
-    check or an engine refuses."""
-
-    space: int = 0
-    evaluated: int = 0
-    infeasible: int = 0
-    refused: int = 0
-
-    @property
-    def pruned(self) -> int:
-        """Proven slower than what was found."""
-        return max(0, self.space - self.evaluated - self.infeasible)
-
-
-@frozen
-class Pipeline:
-    """A shape over ``pp`` ranks. job: with its replicas and micro-batches. even_s: where its ranks share the blocks' work evenly."""
-
-    base: Base
-    costs: ShapeCosts
-    job: Job
-    even_s: float
-
-
-@frozen
-class Cut:
-    """A pipeline, cut by rank; vpp yet open. engines: it under some stages."""
-
-    base: Base
-    costs: ShapeCosts
-    job: Job
-    engines: tuple[Job, ...]
-    family: Family
-
-
-@frozen
-class Strategy:
-    """All but how much is recomputed."""
-
-    base: Base
-    costs: ShapeCosts
-    job: Job
-    stages: tuple[Stage, ...]
-    family: Family
-
-
-@frozen
-class Timed:
-    """A strategy whole, with its exact time."""
-
-    strategy: Strategy
-    at: int
-    job: Job
-    time: StepTime
 
 
 @dataclass
