@@ -118,9 +118,11 @@ def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     offloads = job.offload.params != "none"  # and the optimizer's states with them; nothing is pinned without a GPU
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
     groups = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
-    _, kept_shards = resharding(job)
+    said, kept_shards = resharding(job)
     for module in (*layers_of(model), model):
-        again = kept_shards if kept_shards and module is not model else reshards(job)
+        again: Any = kept_shards if kept_shards and module is not model else reshards(job)
+        if module is model and said == "default":
+            again = None  # torch's own choice for a root: kept, since its backward is what comes next
         fully_shard(module, mesh=mesh[groups], mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
     return model
 
