@@ -2,13 +2,14 @@
 # make test   everything that must hold: linter, formatter, types, import contracts, tests
 # make bench  how fast an estimate, a plan and an answer to why are on this machine
 # make bench-trace   what a trace takes beside torch's FSDPMemTracker
+# make bench-train   how fast a training is and what it holds, beside plain loops around FSDP2, DDP and DeepSpeed
 # make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 
-.PHONY: venv test demo bench bench-trace accuracy clean
+.PHONY: venv test demo bench bench-trace bench-train accuracy clean
 
 venv: .venv/.stamp
 
@@ -50,6 +51,9 @@ bench: venv
 
 bench-trace: venv
 	$(BIN)/python benchmarks/trace_speed.py
+
+bench-train: venv
+	$(BIN)/python -W ignore benchmarks/train_speed.py
 
 TRUTH ?= tests/validation/data
 

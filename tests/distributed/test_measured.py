@@ -12,6 +12,7 @@ from ullage.job.job import Job
 from ullage.train.answers import Measured
 from ullage.train.settings import Settings
 
+pytestmark = pytest.mark.xdist_group("measured")  # one worker, so that its processes are started once
 TIMEOUT_S = 600.0
 MODEL = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 1000}
 DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}

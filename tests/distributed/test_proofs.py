@@ -11,6 +11,7 @@ from tests.distributed.world import context, run
 from ullage.train.answers import Proof
 from ullage.train.settings import Settings
 
+pytestmark = pytest.mark.xdist_group("proofs")  # one worker, so that its processes are started once
 STEPS = 20
 TIMEOUT_S = 600.0
 TP = {"tp": 2}

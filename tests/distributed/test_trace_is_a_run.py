@@ -11,6 +11,8 @@ from tests.trace.helpers import lives
 from ullage.trace.events import Allocation, Trace
 from ullage.trace.run import trace
 
+pytestmark = pytest.mark.xdist_group("trace")  # one worker, so that its processes are started once
+
 WORLD = 2
 FACTORIES = {name: getattr(factories, name) for name in ("fsdp2", "ddp", "tensor_parallel")} | {
     "fsdp2, llama": factories.sharded_llama

@@ -18,6 +18,8 @@ from ullage.train.answers import Trained
 from ullage.train.checkpoint_files import complete
 from ullage.train.settings import Training
 
+pytestmark = pytest.mark.xdist_group("training")  # one worker, so that its processes are started once
+
 TIMEOUT_S = 300.0
 STEPS, BEGUN = 6, 3
 KILLS = 25
