@@ -33,8 +33,8 @@ def proof_report(found: Proof, job: Job) -> Iterator[RenderableType]:
         table.add_column(name, justify="right" if name else "left")
     for name, gap, limit in (
         ("loss", found.loss_error, found.tolerance),
-        ("gradient norm", found.norm_error, found.tolerance),
-        ("final weights", found.weight_error, found.tolerance),
+        ("gradient norm", found.norm_error, found.drift_tolerance),
+        ("final weights", found.weight_error, found.drift_tolerance),
         ("final weights, of how far they moved", found.step_error, found.step_tolerance),
     ):
         table.add_row(name, f"{gap:.1e}", f"{limit:.0e}")

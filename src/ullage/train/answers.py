@@ -21,7 +21,7 @@ class Proof:
     """loss_error, norm_error: the largest relative differences over the steps. weight_error: of all final weights together,
     |ranks - one| / |one|; step_error: the same over |one - start|, so that weights that go elsewhere are seen however near they stay.
 
-    tolerance: what these may be; step_tolerance: what step_error may be.
+    tolerance: what loss_error may be; drift_tolerance: norm_error and weight_error; step_tolerance: step_error.
     """
 
     ranks: int
@@ -31,11 +31,13 @@ class Proof:
     weight_error: float
     step_error: float
     tolerance: float
+    drift_tolerance: float
     step_tolerance: float
 
     @property
     def equal(self) -> bool:
-        near = max(self.loss_error, self.norm_error, self.weight_error) <= self.tolerance
+        drifted = max(self.norm_error, self.weight_error)
+        near = self.loss_error <= self.tolerance and drifted <= self.drift_tolerance
         return near and self.step_error <= self.step_tolerance
 
 

@@ -39,13 +39,14 @@ def measure(job: Job, settings: Settings) -> Measured | None:
         _refuse_what_cpus_do_otherwise(job)
     expected = estimate(job)
     tokens = tokens_of(job, settings)
-    recorded = _until_steady(job)
+    first = _until_steady(job)
+    recorded = first + (0 if torch.cuda.is_available() or job.layout.world == 1 else _MORE)
     batches = [micro_batches(job, tokens, step) for step in range(recorded + settings.steps)]
     if torch.cuda.is_available():
         run = _made(job, settings)
         mine = _on_gpu(run, batches[:recorded])
     else:
-        run, mine = _on_cpu(job, settings, batches[:recorded])
+        run, mine = _on_cpu(job, settings, batches[:recorded], first)
     seconds = _timed(run, batches[recorded:])
     ranks: list[RankMemory | None] = [mine]
     if distributed.is_initialized():
@@ -68,6 +69,11 @@ def _refuse_what_cpus_do_otherwise(job: Job) -> None:
         raise Unsupported(why, key=key, value=value, remedy="measure it on GPUs")
 
 
+_MORE = 2
+"""Steady steps that ranks on the CPU run beside the first, the least of which counts: gloo's threads may hold what they have reduced a
+moment longer than its wait."""
+
+
 def _until_steady(job: Job) -> int:
     """Steps up to one like all that follow: the second has optimizer states from its start. DeepSpeed's stage 3 learns in its second
     micro-batch in which order parameters are met (zero/partitioned_param_coordinator.py), and fetches ahead from the third on."""
@@ -79,7 +85,8 @@ def _made(job: Job, settings: Settings) -> Run:
     return run_of(job, seed=settings.seed, lr=settings.lr, weight_decay=settings.weight_decay, weights=settings.weights)
 
 
-def _on_cpu(job: Job, settings: Settings, batches: list[list[torch.Tensor]]) -> tuple[Run, RankMemory]:
+def _on_cpu(job: Job, settings: Settings, batches: list[list[torch.Tensor]], first: int) -> tuple[Run, RankMemory]:
+    """first: the first step that is like all that follow."""
     made: list[Run] = []
     waiting = iter(batches)
 
@@ -90,7 +97,8 @@ def _on_cpu(job: Job, settings: Settings, batches: list[list[torch.Tensor]]) -> 
 
     trace = real(factory, steps=len(batches), trusted=True)
     trace = replace(trace, allocations=tuple(one for one in trace.allocations if not _is_gloos(one)))
-    highest = trace.steady
+    steady = [trace.peak(*trace.span(step)) for step in range(first, len(batches) + 1)]
+    highest = min(steady, key=lambda one: one.bytes)
     return made[0], RankMemory(
         rank=_rank(),
         allocated_bytes=highest.bytes,
