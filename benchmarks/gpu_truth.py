@@ -40,7 +40,17 @@ SMALL: Mapping[str, object] = {
     "vocab_size": 512,
     "max_position_embeddings": 256,
 }
-SMALL_GPT2: Mapping[str, object] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+SMALL_PHI3: Mapping[str, object] = {**SMALL, "pad_token_id": 0}
+_WHOLE = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)  # a CPU has no fused attention that drops
+SMALL_GPT2: Mapping[str, object] = {
+    **_WHOLE,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 512,
+    "n_positions": 256,
+}
+_SMALL: Mapping[str, Mapping[str, object]] = {"gpt2": SMALL_GPT2, "phi3": SMALL_PHI3}
 VARIANTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("bf16-mixed", {}),
     ("fp32", {"precision": "fp32"}),
@@ -102,7 +112,7 @@ def _job(device: str, shape: str, keys: Mapping[str, Any], small: bool) -> dict[
     name = SHAPES[shape]
     model: object = name
     if small:
-        model = {"model_type": shape, **(SMALL_GPT2 if shape == "gpt2" else SMALL)}
+        model = {"model_type": shape, **_SMALL.get(shape, SMALL)}
         keys = {**keys, **({"data": {**keys["data"], "seq_len": 64}} if "data" in keys else {})}
     data = {**DATA, "seq_len": 64} if small else DATA
     return {

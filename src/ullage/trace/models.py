@@ -93,6 +93,20 @@ def config_of(job: Job) -> Any:
     return config
 
 
+def dropouts(job: Job) -> dict[str, float]:
+    """Of what drops elements at random in a step: the job's keys, and their shares."""
+    found = {f"model.{name}": value for name, value in config_of(job).to_dict().items() if _drops(name, value)}
+    if job.lora is not None and job.lora.dropout:
+        found["lora.dropout"] = job.lora.dropout
+    return found
+
+
+def _drops(name: str, value: object) -> bool:
+    """Heads that a language model has not keep their keys in its configuration (GPT-2's summary_first_dropout)."""
+    of_another = name.startswith(("summary_", "classifier_"))
+    return "drop" in name and not of_another and isinstance(value, int | float) and value > 0
+
+
 def build(job: Job, weights: Path | None = None) -> nn.Module:
     """The model itself, in training mode, with recomputation on where the job says so.
 
@@ -108,7 +122,7 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
             model = of.from_config(config, trust_remote_code=False, **chosen)
         else:
             model = _loaded(of, weights, config=config, **chosen)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:  # the latter is torch's, of a padding token beyond the vocabulary
         raise InvalidInput(
             f"transformers refuses it: {' '.join(str(error).split())[:160]}", key="model", value=job.model.name
         ) from None

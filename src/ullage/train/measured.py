@@ -24,6 +24,7 @@ from ullage.job.job import Job
 from ullage.memory.ledger import by_category, ledger
 from ullage.memory.program import locate_peak
 from ullage.trace.events import Allocation, Trace
+from ullage.trace.models import dropouts
 from ullage.trace.run import real
 from ullage.train.answers import Measured, RankMemory
 from ullage.train.batches import micro_batches, tokens_of
@@ -63,8 +64,11 @@ def _refuse_what_cpus_do_otherwise(job: Job) -> None:
         for part in ("optimizer", "params")
         if getattr(job.offload, part) != "none"
     }
-    if job.lora is not None and job.lora.dropout:
-        found["lora.dropout"] = (job.lora.dropout, "a CPU keeps its mask in the input's type, a GPU in bytes")
+    for key, share in dropouts(job).items():
+        found[key] = (
+            share,
+            "a CPU keeps its mask in the input's type, a GPU in bytes, and has no fused attention that drops",
+        )
     for key, (value, why) in found.items():
         raise Unsupported(why, key=key, value=value, remedy="measure it on GPUs")
 

@@ -10,6 +10,7 @@ from torch import distributed
 
 from ullage.errors import Unsupported
 from ullage.job.job import Job
+from ullage.trace.models import dropouts
 from ullage.train.answers import Proof, Row
 from ullage.train.batches import micro_batches, tokens_of
 from ullage.train.composed import alone, run_of
@@ -32,12 +33,9 @@ tensor parallelism, of fp16 one in some hundreds; in fp32 1.6e-4 was seen there.
 
 def prove(job: Job, settings: Settings) -> Proof | None:
     """Runs the job on its ranks and then on one of them alone. The proof on rank 0, None on the others."""
-    if job.lora is not None and job.lora.dropout:
+    for key, value in dropouts(job).items():
         raise Unsupported(
-            "each rank drops other elements than one device",
-            key="lora.dropout",
-            value=job.lora.dropout,
-            remedy="prove it with 0",
+            "each rank drops other elements than one device", key=key, value=value, remedy="prove it with 0"
         )
     losses, norms, weights, _ = _ran(job, settings)
     if distributed.is_initialized() and distributed.get_rank():
