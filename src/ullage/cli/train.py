@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ullage.train.places import is_first
     from ullage.train.replan import with_budget
-    from ullage.train.run import fit
+    from ullage.train.run import fit, refuse
 
     training = _training(arguments)
     try:
@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         sys.stderr.write(f"ullage: not started: {error}\n")
         return status.OF_VERDICT["oom"]
+    refuse(job)
     job = with_budget(job, training.memory_budget)
     expected = fit(job)
     if expected is not None and expected.verdict == "oom" and not training.force:

@@ -36,8 +36,7 @@ def measure(job: Job, settings: Settings) -> Measured | None:
 
 def train(job: Job, training: Training, tell: Callable[[Step], None] | None = None) -> Trained | None:
     """The job over its data (loop.py). None on a rank that a launcher has started and that is not the first."""
-    _refuse(job)
-    refuse_what_is_not_kept(job)
+    refuse(job)
     job = with_budget(job, training.memory_budget)
     expected = fit(job)
     if expected is not None and expected.verdict == "oom" and not training.force:
@@ -64,6 +63,12 @@ def fit(job: Job) -> Estimate | None:
         return estimate(job)
     except Unsupported:
         return None
+
+
+def refuse(job: Job) -> None:
+    """Raises Unsupported where ``train`` would not carry the job out."""
+    _refuse(job)
+    refuse_what_is_not_kept(job)
 
 
 def on_gpus() -> bool:
