@@ -50,6 +50,14 @@ def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
 
 
+def stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
 def ddp(precision: str) -> Made:
     model = torch.nn.parallel.DistributedDataParallel(llama(), gradient_as_bucket_view=True)
     optimizer = adamw(model)
@@ -57,11 +65,7 @@ def ddp(precision: str) -> Made:
     def step(ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"):
             loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return stepped(model, optimizer, loss)
 
     return model, optimizer, step
 
@@ -80,11 +84,7 @@ def fsdp2(precision: str) -> Made:
 
     def step(ids: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return stepped(model, optimizer, loss)
 
     return model, optimizer, step
 

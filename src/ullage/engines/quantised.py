@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ullage import dtypes
+from ullage.engines.base import sized
 from ullage.kernels.transformers_quantised import BLOCK
-from ullage.memory.program import Item, round_up
+from ullage.memory.program import Item
 from ullage.memory.rank import LocalParam
 
 FROZEN = "frozen parameters"
@@ -26,7 +26,10 @@ def held(params: Iterable[LocalParam]) -> list[Item]:
     for param in params:
         for what, numel, dtype in _tensors(param.numel, str(param.param.elements)):
             pieces.setdefault((what, dtype), []).extend([numel] * param.copies)
-    return [_item(what, dtype, numels) for (what, dtype), numels in pieces.items()]
+    return [
+        sized("parameters", what, sum(numels), dtype, pieces=numels, why=f"{len(numels)} tensors")
+        for (what, dtype), numels in pieces.items()
+    ]
 
 
 def _tensors(numel: int, base: str) -> list[tuple[str, int, str]]:
@@ -42,15 +45,3 @@ def _tensors(numel: int, base: str) -> list[tuple[str, int, str]]:
         ("mean scale", 1, "fp32"),
         ("8-bit levels", 256, "fp32"),
     ]
-
-
-def _item(what: str, dtype: str, numels: list[int]) -> Item:
-    tensors = tuple(round_up(dtypes.size_bytes(numel, dtype)) for numel in numels)
-    return Item(
-        category="parameters",
-        what=what,
-        bytes=sum(tensors),
-        pieces=tensors,
-        formula=f"{sum(numels)} elements x {dtypes.bits(dtype) / 8:g} B ({dtype}) in {len(tensors)} tensors",
-        lives="the whole run",
-    )

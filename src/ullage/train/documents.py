@@ -102,7 +102,7 @@ def _tokenizer(folder: Path | None) -> Any:
 
     try:
         found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of many kinds, by the tokenizer's library
+    except Exception as error:  # tokenizers raises no narrower kind (a broken tokenizer.json)
         reason = " ".join(str(error).split())[:160]
         raise InvalidInput(f"cannot be read: {reason}", key="--tokenizer", value=str(folder)) from None
     if found.eos_token_id is None:
@@ -143,12 +143,13 @@ def _rows(path: Path, folder: Path | None) -> Iterator[list[int]]:
 
 def _batches(path: Path) -> Iterator[dict[str, list[Any]]]:
     from datasets import Dataset, logging  # type: ignore[import-untyped]
+    from datasets.exceptions import DatasetsError  # type: ignore[import-untyped]
 
     logging.set_verbosity(logging.CRITICAL)  # what it logs is raised too
     read: Any = Dataset.from_parquet if path.suffix == ".parquet" else Dataset.from_json
     try:
         yield from read(str(path), streaming=True).iter(_ROWS_AT_ONCE)
-    except Exception as error:  # of many kinds, by the reader
+    except (DatasetsError, OSError, ValueError, TypeError) as error:  # pyarrow's and json's are ValueErrors
         reason = " ".join(str(error.__cause__ or error).split())[:160]
         raise InvalidInput(f"cannot be read: {reason}", key="--data", value=str(path)) from None
 
