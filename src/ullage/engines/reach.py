@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ullage.errors import Unsupported
 from ullage.job.adapted import adapters_type
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 
 OFFLOADS: dict[str, tuple[str, ...]] = {
@@ -19,11 +20,12 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
 }
 """Which of ``offload``'s keys an engine's account reads. Megatron's fine-grained activation offloading has options of its own."""
 
-WITHOUT_SEQUENCE_PARALLELISM = ("transformers",)
+WITHOUT_SEQUENCE_PARALLELISM = OF_TRANSFORMERS
 """Stacks whose plans of tensor parallelism divide no sequence: transformers 5 has a switch for it that does nothing yet."""
 
 LOSSES = {
     "transformers": ("full", "fused-linear"),
+    "liger": ("full", "fused-linear"),
     "torchtune": ("full", "chunked"),
     "torchtitan": ("full", "chunked", "fused-linear", "vocab-parallel"),
     "megatron": ("full", "vocab-parallel", "vocab-parallel-fused"),
@@ -65,10 +67,10 @@ def _offload(part: str) -> Callable[[Job], object]:
 
 
 ADAPTERS = {
-    "single": ("transformers", "torchtune"),
-    "ddp": ("transformers",),
-    "fsdp2": ("transformers", "torchtune"),
-    "deepspeed": ("transformers",),
+    "single": (*OF_TRANSFORMERS, "torchtune"),
+    "ddp": OF_TRANSFORMERS,
+    "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
+    "deepspeed": OF_TRANSFORMERS,
 }
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
@@ -78,7 +80,7 @@ FREEZES = ("single", "ddp")
 
 
 def _freezes(job: Job) -> bool:
-    return job.engine.name in FREEZES and job.stack == "transformers" and job.layout.world == job.layout.dp
+    return job.engine.name in FREEZES and job.stack in OF_TRANSFORMERS and job.layout.world == job.layout.dp
 
 
 def _lora(job: Job) -> object:
@@ -88,7 +90,7 @@ def _lora(job: Job) -> object:
 
 def _base(job: Job) -> object:
     """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
-    packs = job.engine.name in ("single", "ddp") and job.stack == "transformers"
+    packs = job.engine.name in ("single", "ddp") and job.stack in OF_TRANSFORMERS
     whole = job.lora is None or job.lora.base == "bf16" or packs
     return None if whole or job.lora is None else job.lora.base
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_version import EARLY_STOP_UNTIL, before
@@ -14,7 +15,7 @@ NON_REENTRANT_SINCE = (5, 0)
 def is_reentrant(job: Job, context: Context) -> bool:
     """Under engines that leave it to the model (replicas); FSDP2 and DeepSpeed are run without."""
     return (
-        job.stack == "transformers"
+        job.stack in OF_TRANSFORMERS
         and job.engine.name not in ("fsdp2", "deepspeed")
         and version_of(context) < NON_REENTRANT_SINCE
     )

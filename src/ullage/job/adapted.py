@@ -10,6 +10,7 @@ from math import prod
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
 from ullage.job import freezing
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
@@ -19,7 +20,7 @@ ADAPTERS = "fp32"
 
 ALL_LINEAR = "all-linear"
 
-STACKS = ("transformers", "torchtune")
+STACKS = (*OF_TRANSFORMERS, "torchtune")
 """Stacks in which adapters are known."""
 
 QUANTISED = ("nf4", "nf4-double")
@@ -83,7 +84,7 @@ def _asks_for_input_gradients(job: Job) -> bool:
     """Whether the embedding's output asks for a gradient though nothing before it is trained (enable_input_require_grads): beside
     adapters transformers' gradient checkpointing sees to it, and reentrant checkpoints, as before 5.0, work with it alone."""
     reentrant = job.stack_version is not None and not job.stack_version.startswith("5")
-    return job.recompute.kind != "none" and job.stack == "transformers" and (job.lora is not None or reentrant)
+    return job.recompute.kind != "none" and job.stack in OF_TRANSFORMERS and (job.lora is not None or reentrant)
 
 
 def _seen_as(job: Job) -> str:

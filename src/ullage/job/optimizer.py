@@ -7,6 +7,7 @@ from typing import Literal, TypeVar, cast
 
 from ullage.errors import Contradiction, InvalidInput
 from ullage.job import fields
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.fields import Section, hint
 from ullage.job.job import Optimizer, Precision
 
@@ -37,12 +38,12 @@ def default_impl(engine: str, stack: str, stack_version: str | None) -> Impl:
     if stack == "torchtitan":
         dated = stack_version is not None and re.fullmatch(r"\d{4}-\d{2}-\d{2}", stack_version)
         return "foreach" if dated and str(stack_version) < _TITAN_FUSED_SINCE else "fused"
-    if stack == "transformers":
+    if stack in OF_TRANSFORMERS:
         version = re.match(r"(\d+)\.(\d+)", stack_version or "")
         old = version is not None and (int(version[1]), int(version[2])) < _TRAINER_FUSED_SINCE
         return "foreach" if old else "fused"
-    if stack in ("liger", "unsloth", "megatron"):
-        return "fused"  # the first two run inside the newest Trainer; Megatron's layers come with its FusedAdam
+    if stack in ("unsloth", "megatron"):
+        return "fused"  # the first runs inside the newest Trainer; Megatron's layers come with its FusedAdam
     return "foreach"  # torch's own choice on CUDA when neither flag is given
 
 

@@ -40,6 +40,7 @@ def _asked(step: Step, trained: Collection[str], asking: Collection[str]) -> Ste
             fits=(),
             passes=(),
             reuses=(),
+            hands=(),
             offloads=(),
             no_grad=step.reads,
             weights=(),

@@ -25,6 +25,7 @@ Kernel = Callable[[Op, Context], list[Step]]
 
 STACKS: Mapping[str, str] = {
     "transformers": "ullage.kernels.transformers",
+    "liger": "ullage.kernels.liger",
     "torchtune": "ullage.kernels.torchtune",
     "torchtitan": "ullage.kernels.torchtitan",
     "megatron": "ullage.kernels.megatron",

@@ -74,6 +74,7 @@ class Step:
     passes: reads whose gradient *is* the gradient of the first output (residual adds, views, in-place kernels).
     offloads: saved names that move to the host after the forward and come back for this step's backward.
     reuses: reads (saved ones) over whose own storage their gradient is written.
+    hands: (a read or a weight, a saved tensor that is its gradient): made in the forward, handed on in the backward.
     no_grad: reads that get no gradient. Every other read gets a new gradient of its own size.
     weights: parameters whose gradients the backward makes.
     holds: tensors that a frame of the layer code still names, so that they live to the end of this step.
@@ -102,6 +103,7 @@ class Step:
     fits: tuple[Fit, ...] = ()
     passes: tuple[str, ...] = ()
     reuses: tuple[str, ...] = ()
+    hands: tuple[tuple[str, str], ...] = ()
     offloads: tuple[str, ...] = ()
     no_grad: tuple[str, ...] = ()
     weights: tuple[WeightGrad, ...] = ()

@@ -7,7 +7,7 @@ fp32 weights under autocast u(15 + 2g + 4a) + 2 x parameters; fp32 2u(8 + 2g + 4
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ullage.errors import Unsupported
 from ullage.kernels import (
@@ -29,10 +29,26 @@ from ullage.model.graph import Block, Op
 Emit = Callable[[Tape, Op], object]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCode:
+    """The functions that write a block's ops. without_logits: the head and its loss in one. gates_first: act(gate) has run before the
+    projection that it multiplies is asked for."""
+
+    kernels: Mapping[str, Emit]
+    without_logits: Callable[[Tape, Op, Op], object]
+    gates_first: bool = True
+
+
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
-    """The steps of a block. What a frame of the layer code still names when its last op runs is held to there."""
+    """The steps of a block."""
+    return written(block, context, LayerCode(KERNELS, transformers_cut_loss.loss))
+
+
+def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]:
+    """The steps of a block in ``code``. What a frame of the layer code still names when its last op runs is held to there."""
     tape = Tape(context, block)
-    gated = {op.inputs[1]: op for op in block.ops if op.kind == "activation" and op.attrs["glu"]}
+    products = [op for op in block.ops if op.kind == "activation" and op.attrs["glu"]] if code.gates_first else []
+    gated = {op.inputs[1]: op for op in products}
     waiting: list[Op] = []
     heads = {op.outputs[0].name: op for op in block.ops if transformers_cut_loss.is_cut(tape, op)}
     for op in _called(block):
@@ -46,9 +62,9 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
         if op in heads.values():
             continue
         if op.kind == "loss" and op.inputs[0] in heads:
-            transformers_cut_loss.loss(tape, heads[op.inputs[0]], op)
+            code.without_logits(tape, heads[op.inputs[0]], op)
             continue
-        kernel = KERNELS.get(op.kind)
+        kernel = code.kernels.get(op.kind)
         if kernel is None:
             raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
         if op.outputs[0].name in gated:

@@ -89,7 +89,7 @@ class Backward:
             if not self._live[name].holders:
                 self._live.alloc(self._live[name].item)
             self._live.hold(name, ("saved", index))
-        new, taken = self._gradients(step, arriving) if arriving else ([], [])
+        new, taken = self._gradients(step, index, arriving) if arriving else ([], [])
         for name, storage in new:
             storage.holders.add(("new", name))
         if recomputed := self._is_recomputed(index):
@@ -139,9 +139,9 @@ class Backward:
     def _transient(self, buffer: Buffer, step: Step) -> Item:
         return self._items.tensor(buffer, "transient", f"backward of {step.name}")
 
-    def _gradients(self, step: Step, arriving: list[str]) -> _Made:
+    def _gradients(self, step: Step, index: int, arriving: list[str]) -> _Made:
         """What a node's own backward makes, handed on after it has let go of its own: gradients of its reads, and of weights
-        those that the engine takes at once."""
+        those that the engine takes at once. One of a weight that the forward made is the engine's from here on."""
         scratch = [self._transient(buffer, step) for buffer in step.backward_scratch]
         self._live.alloc(*scratch, *(self._transient(fit.made, step) for fit in step.fits))
         later = {*step.no_grad, *step.summed, *(fit.read for fit in step.fits)}
@@ -149,7 +149,10 @@ class Backward:
             (name, self._gradient(step, name, arriving[0])) for name in dict.fromkeys(step.reads) if name not in later
         ]
         self._live.alloc(*self._crossing(step.sends))
-        taken = self._of_weights(weight for weight in step.weights if weight.param not in step.summed)
+        weights = [weight for weight in step.weights if weight.param not in step.summed]
+        for made_before in (saved for weight in weights for name, saved in step.hands if name == weight.param):
+            self._live.let_go(made_before, ("saved", index))
+        taken = self._of_weights(weights)
         self._live.free(*scratch)
         return made, taken
 
@@ -170,6 +173,8 @@ class Backward:
             return self._grads[arriving]
         if name in step.reuses:
             return self._live[name]
+        if (made := dict(step.hands).get(name)) is not None:
+            return self._live[made]
         return self._live.new(self._grad_item(name), is_view=name in step.view_grads)
 
     def _grad_item(self, name: str) -> Item:
@@ -193,7 +198,7 @@ class Backward:
         block = self._block
         last = self._grads.pop(block.input, None) if block.input is not None else None
         if last is not None and last.item is not boundary_grad(block.input_bytes):
-            self._live.free(last.item)
+            self._live.release(last, ("grad", block.input))
             self._live.alloc(boundary_grad(block.input_bytes))
         for name in list(self._grads):
             self._live.release(self._grads.pop(name), ("grad", name))

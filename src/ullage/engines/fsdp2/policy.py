@@ -12,6 +12,7 @@ from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.frozen import FrozenMap, frozen
 from ullage.job.adapted import adapters_type
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
@@ -87,7 +88,7 @@ def reduces_each(job: Job) -> bool:
     reduces when its last is done."""
     if job.layout.pp > 1:
         return False
-    return job.stack not in ("transformers", "liger") or bool(job.engine.options.get("sync_each_batch"))
+    return job.stack not in OF_TRANSFORMERS or bool(job.engine.options.get("sync_each_batch"))
 
 
 def keeps_whole_gradients(job: Job) -> bool:
