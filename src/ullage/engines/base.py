@@ -173,6 +173,16 @@ def workspace(found: Overhead) -> Item:
     )
 
 
+def cublas_workspaces(found: Overhead) -> list[Item]:
+    """cuBLAS' workspaces: torch keeps one for each thread's handle, and the forward's thread and autograd's have one each.
+
+    Source: aten/src/ATen/cuda/CUDABlas.cpp, getCurrentCUDABlasHandle; both are in Liger's measured MLPs (tests/published/test_op_level.py).
+    """
+    return [
+        workspace(replace(found, what=f"{found.what} of the {thread}")) for thread in ("main thread", "autograd thread")
+    ]
+
+
 def flag(options: Mapping[str, object], name: str, default: bool) -> bool:
     value = options.get(name, default)
     return bool(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import Account, context_of, optimizer_of, params_of, registered, sized, workspace
+from ullage.engines.base import Account, context_of, cublas_workspaces, optimizer_of, params_of, registered, sized
 from ullage.engines.optimizer import Group
 from ullage.engines.quantised import FROZEN
 from ullage.engines.quantised import held as quantised
@@ -80,14 +80,14 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
 
 
 def beside(job: Job, context: Context) -> list[Item]:
-    """The batch, the model's buffers and cuBLAS' workspace."""
+    """The batch, the model's buffers and cuBLAS' workspaces."""
     data = job.data
     tokens = data.seq_len * data.micro_batch
     tensors = 3 if data.padding_mask else 2
-    cublas = workspace(overheads.cublas_workspace_bytes(job.cluster.device))
+    cublas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device))
     batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
     inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
-    return [inputs, *registered(context), cublas]
+    return [inputs, *registered(context), *cublas]
 
 
 def master(job: Job, rank: Rank) -> list[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import sized, workspace
+from ullage.engines.base import cublas_workspaces, sized
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.optimizer import Group, Stepped
@@ -44,7 +44,7 @@ def flat_weights(job: Job, held: Held) -> Static:
 
 
 def beside_the_model(job: Job) -> Static:
-    """The batch, and cuBLAS' workspace."""
+    """The batch, and cuBLAS' workspaces."""
     tokens = job.data.seq_len * job.data.micro_batch
     batch = Item(
         category="input",
@@ -53,8 +53,8 @@ def beside_the_model(job: Job) -> Static:
         formula=f"{tokens} tokens x (8 + 8 + 4 + 8) B",
         lives="one micro-batch",
     )
-    blas = workspace(overheads.cublas_workspace_bytes(job.cluster.device, hopper_only=True))
-    return [(batch, 1), (blas, 1)]
+    blas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device, hopper_only=True))
+    return [(one, 1) for one in (batch, *blas)]
 
 
 def transient(what: str, numel: int, dtype: str, lives: str, why: str = "") -> Item:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer
-from ullage.engines.base import optimizer_of, pinned, registered, sized, workspace
+from ullage.engines.base import cublas_workspaces, optimizer_of, pinned, registered, sized
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
 from ullage.hardware import overheads
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory.program import EMPTY, Item, Node, Sequence, round_up
@@ -86,14 +87,14 @@ def _shard(shape: Shape, dtype: str) -> Item:
 
 
 def beside(job: Job, context: Context, head_dim: int) -> list[Counted]:
-    """Batch, rotary table, cuBLAS workspace."""
+    """Batch, rotary table, cuBLAS workspaces."""
     tokens = job.data.seq_len * job.data.micro_batch
     inputs = sized(
         "input", "token ids and labels", 2 * tokens, "int64", why="the whole sequence before context parallelism"
     )
-    cublas = workspace(overheads.cublas_workspace_bytes(job.cluster.device))
-    tables = registered(context) if job.stack == "transformers" else [_complex_rotary_table(job, head_dim)]
-    return [(inputs, 1), *((table, 1) for table in tables), (cublas, 1)]
+    cublas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device))
+    tables = registered(context) if job.stack in OF_TRANSFORMERS else [_complex_rotary_table(job, head_dim)]
+    return [(inputs, 1), *((one, 1) for one in (*tables, *cublas))]
 
 
 def _complex_rotary_table(job: Job, head_dim: int) -> Item:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ullage.engines.base import flag, sized, workspace
+from ullage.engines.base import cublas_workspaces, flag, sized, workspace
 from ullage.hardware import overheads
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -118,10 +118,7 @@ def eight_bit_weights(job: Job, rank: Rank) -> list[Item]:
 
 
 def workspaces(job: Job, rank: Rank) -> list[Item]:
-    """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own.
-
-    torch keeps one cuBLAS workspace for each thread's handle: the main thread's forward and autograd's backward have one each.
-    """
+    """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own."""
     device = job.cluster.device
     items = []
     if _multiplies_in_torch(job, rank):
@@ -130,7 +127,7 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
         if deterministic:
             why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for"
             found = replace(found, bytes=DETERMINISTIC_WORKSPACE_BYTES, source=why)
-        items += [workspace(replace(found, what=f"cuBLAS workspace of the {thread}")) for thread in THREADS]
+        items += cublas_workspaces(found)
     if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
         userbuffers = flag(job.engine.options, "tp_comm_overlap", False) and job.layout.tp > 1
         found = overheads.te_workspace_bytes(device, streams=USERBUFFER_STREAMS if userbuffers else 1)
@@ -143,7 +140,6 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
 
 USERBUFFER_STREAMS = 3  # the same: with overlapped tensor-parallel communication there are three workspaces
 GROUPED_GEMM_STREAMS = 4  # TransformerEngine pytorch/cpp_extensions/gemm.py: one workspace for each compute stream
-THREADS = ("main thread", "autograd thread")
 DETERMINISTIC_WORKSPACE_BYTES = 8 * 4096 * KIB  # :4096:8 is eight buffers of 4096 KiB
 BLACKWELL_WORKSPACE_SINCE = (0, 16)
 """Megatron-Core releases whose torch knows Blackwell's larger workspace: inferred from peaks of SimuMax's runs and functional tests."""
