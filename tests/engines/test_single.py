@@ -147,3 +147,25 @@ def test_torchtune_s_adapters(rank: int, targets: object, published_gb: float) -
         )
     )
     assert found.peak.reserved_bytes / 1e9 == pytest.approx(published_gb, rel=0.04)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_norm_after_the_embedding_makes_the_stream_fp32_under_autocast(recompute: str) -> None:
+    """Bloom's: autocast runs layer norms in fp32, and what they give is added to from there on."""
+    bloom = {"model_type": "bloom", "hidden_size": 256, "n_layer": 4, "n_head": 8, "vocab_size": 1024}
+    lora = {"rank": 16, "targets": "all-linear"}
+    job = {
+        **LADDER,
+        "stack": "transformers",
+        "stack_version": None,
+        "engine": {"name": "single"},
+        "model": bloom,
+        "lora": lora,
+    }
+    found = estimate(
+        read_job(
+            {**job, "data": {"seq_len": 512}, "attention": "eager", "precision": "bf16-mixed", "recompute": recompute}
+        )
+    )
+    (kept,) = {line.formula for line in found.ledger if line.what == "embed_norm output"} or {"fp32"}
+    assert "fp32" in kept

@@ -85,7 +85,7 @@ def context_of(job: Job, graph: Graph) -> Context:
         version=job.stack_version,
         compute=compute,
         params=params,
-        residual=params if precision.autocast else compute,
+        residual=_residual(graph, params) if precision.autocast else compute,
         autocast=precision.autocast,
         fp8=precision.compute == "fp8",
         tp=layout.tp,
@@ -102,6 +102,12 @@ def context_of(job: Job, graph: Graph) -> Context:
         options=job.engine.options,
         compute_capability=job.cluster.device.compute_capability,
     )
+
+
+def _residual(graph: Graph, params: str) -> str:
+    """The stream's type under autocast: the embedding's, or fp32 where a layer norm follows it, which autocast runs so (bloom)."""
+    ops = [op for run in graph.runs if run.block.role == "embedding" for op in run.block.ops]
+    return "fp32" if any(op.attrs.get("norm") == "layernorm" for op in ops) else params
 
 
 def params_of(job: Job) -> str:
