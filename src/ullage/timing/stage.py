@@ -20,6 +20,7 @@ from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action
 from ullage.timing import offload, states
 from ullage.timing.again import work_again
+from ullage.timing.attention import attention_kernel
 from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
 from ullage.timing.gradients import (
     accumulated_bytes,
@@ -41,7 +42,7 @@ def place_of(job: Job, context: Context) -> Place:
     return Place(
         cluster=job.cluster,
         layout=job.layout,
-        attention=job.attention,
+        attention=attention_kernel(job),
         asynchronous=asynchronous(job),
         accumulates=accumulates(job),
         early_stop=stops_early(job, context),

@@ -1,0 +1,34 @@
+"""Which attention kernel a job's layer code calls, by the names of calibration/data/attention.toml."""
+
+from __future__ import annotations
+
+from ullage.job.job import Job
+
+BACKENDS = {
+    "flash": "flash-2",
+    "flash_attention_2": "flash-2",
+    "flash_attention_3": "flash-3",
+    "flash_attention_4": "flash-4",
+    "fused": "cudnn",
+    "flex": "flex",
+}
+"""What ``attention_backend`` names (Megatron's and transformers' values)."""
+
+CUDNN_SINCE = (9, 0)
+"""Transformer Engine prefers cuDNN's kernel to FlashAttention from this compute capability on (pytorch/attention/dot_product_attention/
+utils.py, get_attention_backend)."""
+
+
+def attention_kernel(job: Job) -> str:
+    """``job.attention`` where it names a kernel; of "flash" the one that the stack takes."""
+    if job.attention != "flash":
+        return job.attention
+    options = job.engine.options
+    named = BACKENDS.get(str(options.get("attention_backend")))
+    if named is not None:
+        return named
+    if job.stack == "megatron" and (job.cluster.device.compute_capability or (0, 0)) >= CUDNN_SINCE:
+        return "cudnn"
+    if options.get("norm_type") == "low_precision_layernorm":
+        return "triton"  # MPT: attn_impl is triton until 2024 (llm-foundry@5e85bd6 scripts/train/benchmarking/submit_benchmarks.py)
+    return "flash"
