@@ -55,6 +55,18 @@ def test_what_a_power_limit_leaves() -> None:
     assert abs(median(found)) < 0.03
 
 
+@pytest.mark.parametrize("name", PUBLISHED["warm"]["devices"])
+def test_what_a_warm_chip_keeps(name: str) -> None:
+    """Random data after ten thousand rounds. One factor of each device was taken from these; fp8's plateau is bf16's, scaled."""
+    gpu = device(name)
+    found = [
+        math.log(matmul_efficiency(gpu, dtype, m, n, k).value * dict(gpu.flops_per_s)[dtype] / (tflops * 1e12))
+        for dtype, m, n, k, tflops in PUBLISHED["warm"]["devices"][name]
+    ]
+    assert abs(median(found)) < 0.01
+    assert max(abs(error) for error in found) < 0.05
+
+
 @pytest.mark.parametrize("layout", ["TN", "NN", "NT"])
 def test_the_linear_layers_of_real_models(layout: str) -> None:
     """Forward (TN), the gradient of the input (NN), and that of the weights into an fp32 buffer (NT)."""
