@@ -26,6 +26,8 @@ def loss(tape: Tape, op: Op) -> Value:
     """
     context = tape.context
     tape.module = "loss"
+    if context.option("loss_fn") == FUSED:
+        return _fused(tape, op)
     version = version_of(context)
     logits = _scaled(tape, gathered(tape, tape[op.inputs[0]]))
     if op.attrs["softcap"]:
@@ -62,6 +64,26 @@ def _shifted(tape: Tape, logits: Value) -> Value:
     return tape.emit(
         "logits.shifted", (cut,), Value("logits.shifted", dims, logits.dtype), what="shifted logits", passes=(cut,)
     )
+
+
+FUSED = "fused_crossentropy"
+"""What llm-foundry calls flash-attn's cross entropy (models/mpt/modeling_mpt.py)."""
+
+
+def _fused(tape: Tape, op: Op) -> Value:
+    """One kernel that reads the logits as they are and keeps them, with a log-sum of each row; its backward makes their gradient in their
+    own type (flash-attn flash_attn/losses/cross_entropy.py, inplace_backward left off). Labels are shifted, not logits."""
+    logits = tape[op.inputs[0]]
+    labels = tape.emit("shift_labels", (), Value("shift_labels", logits.dims[:-1], "int64"), what="shifted labels")
+    rows = logits.rows
+    lse = tape.context.buffer("lse", rows, "fp32", "log-sum-exp of the logits")
+    losses = tape.context.buffer("losses", rows, "fp32", "loss of each token")
+    output = tape.like(op.outputs[0], "fp32")
+    result = tape.emit(
+        op.name, (logits,), output, what="loss", scratch=(losses,), beside=(lse,), saves=(logits, labels, lse.name)
+    )
+    tape.hold(logits, labels)
+    return result
 
 
 def _padded_labels(tape: Tape) -> None:

@@ -84,11 +84,21 @@ def reshards(job: Job) -> bool:
 
 
 def reduces_each(job: Job) -> bool:
-    """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch; a pipeline
-    reduces when its last is done."""
+    """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch; Composer does
+    so with DDP alone (composer/distributed/dist_strategy.py, ddp_sync_context); a pipeline reduces when its last is done."""
     if job.layout.pp > 1:
         return False
-    return job.stack not in OF_TRANSFORMERS or bool(job.engine.options.get("sync_each_batch"))
+    accelerates = job.stack in OF_TRANSFORMERS and not _composer(job)
+    return not accelerates or bool(job.engine.options.get("sync_each_batch"))
+
+
+_COMPOSERS_WORDS = ("FULL", "DEFAULT", "PURE")
+"""What ``mixed_precision`` may be in Composer's fsdp_config (composer/distributed/mosaic_parallelism.py, get_mixed_precision)."""
+
+
+def _composer(job: Job) -> bool:
+    """Whether Composer's trainer runs the job, llm-foundry's: its options say so."""
+    return job.engine.options.get("mixed_precision") in _COMPOSERS_WORDS
 
 
 def keeps_whole_gradients(job: Job) -> bool:

@@ -25,6 +25,7 @@ _AT_REST: Mapping[str, object] = {
     "contiguous_gradients": True,
     "cuda_graph_impl": "none",
     "limit_all_gathers": True,
+    "norm_type": "low_precision_layernorm",
     "num_distributed_optimizer_instances": 1,
     "persist_layer_norm": True,
     "ratio": 1.0,

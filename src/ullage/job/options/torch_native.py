@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.job import fields
 from ullage.job.options.spec import ANY, COUNT, DTYPE, FLAG, RESHARD, SWITCH, TEXT, WORDS, Option, Status, table
 
 _DDP = table(
@@ -23,17 +24,19 @@ _FSDP = table(
             RESHARD: "reshard_after_forward",
             DTYPE: "reduce_dtype",
             # Read into zero_stage, shard_group and recompute, or held against them.
-            TEXT: "sharding_strategy",
-            FLAG: "activation_checkpointing",
+            # Composer's mixed_precision says whose trainer it is; its types stand in precision.
+            TEXT: "sharding_strategy mixed_precision",
+            FLAG: "activation_checkpointing sync_each_batch",
+            fields.choice("torch_crossentropy", "fused_crossentropy"): "loss_fn",
         },
         Status.NOT_MODELLED: {
             FLAG: """
-                limit_all_gathers forward_prefetch use_orig_params sync_each_batch
+                limit_all_gathers forward_prefetch use_orig_params
                 activation_checkpointing_reentrant sync_module_states cpu_ram_efficient_loading keep_low_precision_grads
                 cast_forward_inputs cast_root_forward_inputs use_torch_fsdp2 simple_fsdp
                 optimizer_created_before_sharding te_linears reshard_after_backward""",
             DTYPE: "param_dtype buffer_dtype output_dtype bnb_4bit_quant_storage",
-            TEXT: "backward_prefetch mixed_precision loss_fn norm_type",
+            TEXT: "backward_prefetch norm_type",
             WORDS: "auto_wrap_policy custom_sharded_layers fsdp_transformer_layer_cls_to_wrap",
             COUNT: "set_reduce_scatter_max_input_buffers min_num_params",
         },
