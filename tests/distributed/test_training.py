@@ -38,6 +38,7 @@ JOBS = {
     "TP": job_of("fsdp2", 2, layout={"tp": 2}, data=ONE),
     "SGD, momentum": job_of("ddp", 2, optimizer=SGD, options={"momentum": 0.9}),
     "SGD": job_of("fsdp2", 2, optimizer=SGD),
+    "LoRA": job_of("ddp", 2, lora={"rank": 4, "dropout": 0.1}, precision="bf16-mixed"),
 }
 OTHER_LAYOUTS = {
     "DDP to ZeRO-3": ("DDP", job_of("fsdp2", 2)),

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -27,6 +27,7 @@ from ullage.job.write import job_to_dict
 from ullage.train.checkpoint_files import ABOUT, Writer, complete, reason_of, wrong_one
 from ullage.train.composed import Run
 from ullage.train.settings import Training
+from ullage.train.states import MODEL, OPTIMIZER
 
 
 @frozen
@@ -48,6 +49,15 @@ class Checkpoints:
         self.saved: int | None = None
         self._pending: Future[Any] | None = None
         self._rank = distributed.get_rank() if group is not None else 0
+        self._from: Path | None = None
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint that has the run as it is, once a save has ended: the last one, or the one that it went on from."""
+        if self.saved is not None:
+            return self.training.out / f"step-{self.saved}"
+        assert self._from is not None, "nothing has been saved"
+        return self._from
 
     def save(self, position: Position) -> None:
         """Copies the run to host memory, and writes it while the training goes on; waits for the one before."""
@@ -63,7 +73,7 @@ class Checkpoints:
             "job": job_to_dict(self.run.job),
         }
         writer = Writer(self.training.out / f"step-{position.step}", about, self.training.keep)
-        state = {**_model(self.run), **_optimizer(self.run), **_random(self.run, self._rank)}
+        state = {**self.run.states(), **_random(self.run, self._rank)}
         self.saved = position.step
         found = async_save(state, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         assert isinstance(found, Future)
@@ -100,9 +110,7 @@ class Checkpoints:
         about = self._read(folder)
         self._refuse_another(about["same"])
         written = _keys(folder)
-        state = _model(self.run)
-        if any(key.startswith("optimizer.") for key in written):
-            state |= _optimizer(self.run, made=True)
+        state = self.run.states(made=any(key.startswith(OPTIMIZER) for key in written))
         if about["job"]["layout"] == job_to_dict(self.run.job)["layout"]:
             state |= {key: value for key, value in _random(self.run, self._rank).items() if key in written}
         try:
@@ -114,9 +122,11 @@ class Checkpoints:
             )
         except (CheckpointException, Exception) as error:  # the former is no Exception
             raise self._broken(folder, reason_of(error)) from None
+        self.run.restored()
         _set_random(state, self._rank)
         if self.run.scaler is not None and about["scaler"] is not None:
             self.run.scaler.load_state_dict(about["scaler"])
+        self._from = folder
         self.saved = about["step"] if folder.parent.resolve() == self.training.out.resolve() else None
         return Position(step=about["step"], updates=about["updates"])
 
@@ -157,21 +167,7 @@ class Checkpoints:
         )
 
 
-# -- the state of a run, by the names that its tensors have on one device
-
-
-def _model(run: Run) -> dict[str, Any]:
-    return {f"model.{name}": value for name, value in get_model_state_dict(run.model).items()}
-
-
-def _optimizer(run: Run, *, made: bool = False) -> dict[str, Any]:
-    """Of the parameters that this rank steps: ZeRO-1's owners each have their own. made: as zeros where there are none yet."""
-    optimizer: Any = getattr(run.optimizer, "optim", run.optimizer)
-    if not optimizer.state and not made:
-        return {}
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    found: dict[str, Any] = get_optimizer_state_dict(run.model, optimizer, options=options)
-    return {f"optimizer.{key}": value for key, value in found.items() if isinstance(value, torch.Tensor)}
+# -- what is kept beside the run's own states
 
 
 def _random(run: Run, rank: int) -> dict[str, torch.Tensor]:
@@ -190,3 +186,15 @@ def _set_random(state: Mapping[str, Any], rank: int) -> None:
 
 def _keys(folder: Path) -> set[str]:
     return {*FileSystemReader(folder).read_metadata().state_dict_metadata}
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """The whole parameters and buffers that a checkpoint has, on the CPU, by name; one process reads them all."""
+    there = FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in there.items()
+        if name.startswith(MODEL) and isinstance(one, TensorStorageMetadata)
+    }
+    load(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    return {name.removeprefix(MODEL): value for name, value in state.items()}

@@ -17,6 +17,7 @@ from ullage.job.job import Engine, Job, Layout
 from ullage.trace.models import autocast, build
 from ullage.trace.wrapped import DTYPES, clip, cut, mesh_of, optimizer_of, unsynced, whole, wrapped
 from ullage.train.scaling import scaler_of
+from ullage.train.states import states_of
 
 
 @dataclass(kw_only=True)
@@ -65,6 +66,13 @@ class Run:
     def weights(self) -> dict[str, torch.Tensor]:
         """Whole parameters on the CPU, by the name that they have on one device; every rank calls it."""
         return {name: whole(param.detach()).cpu().clone() for name, param in self.parameters.items()}
+
+    def states(self, *, made: bool = False) -> dict[str, Any]:
+        """What a checkpoint has of the run on this rank (states.py). ZeRO-1's owners have states of their own parameters alone."""
+        return states_of(self.model, getattr(self.optimizer, "optim", self.optimizer), made=made)
+
+    def restored(self) -> None:
+        """Called once ``states`` have been written into."""
 
     def _passes(self, micro_batches: Sequence[torch.Tensor]) -> torch.Tensor:
         """Forwards and backwards of a step; the mean of its losses."""
@@ -115,8 +123,8 @@ def run_of(
     def bare() -> nn.Module:
         torch.manual_seed(seed)
         model = build(job, weights)
-        if _stepped_in(job) != job.precision.params:
-            model = model.to(DTYPES[_stepped_in(job)])
+        if stepped_in(job) != job.precision.params:
+            model = model.to(DTYPES[stepped_in(job)])
         if job.layout.tp > 1:
             cut(model, mesh["tp"])
         return model
@@ -144,7 +152,7 @@ def with_rates(optimizer: torch.optim.Optimizer, lr: float, weight_decay: float)
     return optimizer
 
 
-def _stepped_in(job: Job) -> str:
+def stepped_in(job: Job) -> str:
     """The type of the parameters that the optimizer steps: of masters beside 16-bit ones theirs, which begin as these."""
     return job.precision.master or job.precision.params
 
@@ -163,7 +171,7 @@ def _cast(job: Job, model: nn.Module) -> Iterator[None]:
     """On one device, whole parameters in the type that the ranks compute in, FSDP2's by policy and DeepSpeed's beside masters, until the
     backward is through (it may recompute)."""
     precision = job.precision
-    if job.engine.name != "single" or precision.autocast or _stepped_in(job) == precision.compute:
+    if job.engine.name != "single" or precision.autocast or stepped_in(job) == precision.compute:
         yield
         return
     cast = {param: param.to(DTYPES[precision.compute]) for param in model.parameters()}

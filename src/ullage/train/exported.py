@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import distributed
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from ullage.errors import InvalidInput
+from ullage.job.job import Job
 from ullage.trace.models import build
-from ullage.train.composed import Run
+from ullage.train import adapters
+from ullage.train.checkpoints import weights_in
 from ullage.train.documents import tokenizer_folder
 from ullage.train.settings import Training
 
@@ -31,21 +31,26 @@ _TOKENIZER = (
 )
 
 
-def export(run: Run, training: Training) -> Path:
-    """OUT/hf, in the type that parameters have in training; every rank calls it, and the first holds the whole weights and writes."""
+def export(job: Job, training: Training, checkpoint: Path) -> Path:
+    """OUT/hf, of a checkpoint of whatever layout, in the type that parameters have in training; one process holds the whole weights.
+
+    Adapters are a folder of their own, which PeftModel.from_pretrained loads beside their base.
+    """
     target = training.out / FOLDER
-    weights = get_model_state_dict(run.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if distributed.is_initialized() and distributed.get_rank():
-        return target
+    weights = weights_in(checkpoint)
     with torch.device("meta"):
-        model = build(run.job)
-    model.config.use_cache = True  # type: ignore[union-attr]
+        model = build(job)
+    if job.lora is None:
+        model.config.use_cache = True  # type: ignore[union-attr]
     part = target.with_suffix(".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         with _quiet():
-            model.save_pretrained(part, state_dict=weights)  # type: ignore[operator]
-        folder = tokenizer_folder(run.job, training)
+            if job.lora is not None:
+                adapters.save(model, weights, job, training, part)
+            else:
+                model.save_pretrained(part, state_dict=weights)  # type: ignore[operator]
+        folder = tokenizer_folder(job, training)
         for name in _TOKENIZER:
             if folder is not None and (folder / name).is_file():
                 shutil.copy(folder / name, part / name)

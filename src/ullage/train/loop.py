@@ -22,11 +22,12 @@ from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.model.count import flops_per_token
 from ullage.timing.machine import peak_flops_per_s
+from ullage.train.adapters import adapted
 from ullage.train.answers import Step, Trained
 from ullage.train.batches import micro_batches, tokens_of
 from ullage.train.checkpoint_files import claimed, resumed_from
 from ullage.train.checkpoints import Checkpoints, Position
-from ullage.train.composed import Run, Stepped, run_of
+from ullage.train.composed import Run, Stepped, run_of, stepped_in
 from ullage.train.documents import prepare, token_files
 from ullage.train.exported import export
 from ullage.train.memory import explained, held, limited
@@ -63,7 +64,9 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
                 seed=training.seed,
                 lr=training.lr,
                 weight_decay=training.weight_decay,
-                weights=None if folder is not None else training.weights,
+                weights=training.weights
+                if folder is None or job.lora is not None
+                else None,  # no checkpoint has a base
             )
         torch.manual_seed(training.seed + 1 + _data_rank(job, rank))  # each data-parallel rank drops out by itself
         kept = Checkpoints(run, training, _same(job, training, tokens), group)
@@ -71,8 +74,8 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
         begun = kept.restore(folder) if folder is not None else Position()
         metrics = stack.enter_context(Metrics(training.out, begun.step)) if rank == 0 else None
         done = _stepped(run, training, tokens, begun, steps, kept, lambda step: _told(step, metrics, tell))
-        exported = export(run, training)
-    return None if rank else _answer(run, training, begun, steps, done, exported, predicted_bytes)
+        exported = None if rank else export(job, training, kept.last)
+    return None if exported is None else _answer(run, training, begun, steps, done, exported, predicted_bytes)
 
 
 def _stepped(
@@ -204,7 +207,8 @@ def _same(job: Job, training: Training, tokens: Packed) -> dict[str, object]:
         "data.seq_len": job.data.seq_len,
         "number of sequences a step": _sequences(job),
         "optimizer": job.optimizer.name,
-        "precision.params": job.precision.params,
+        "precision of what is stepped": stepped_in(job),
+        **adapted(job, training),
         "--seed": training.seed,
         "--data": marked.hexdigest()[:16],
     }

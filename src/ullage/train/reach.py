@@ -86,7 +86,6 @@ def refuse_what_is_not_kept(job: Job) -> None:
     refused: dict[str, object] = {
         "engine.name": job.engine.name if job.engine.name not in KEPT else None,
         "layout.pp": job.layout.pp if job.layout.pp > 1 else None,
-        "lora": "set" if job.lora is not None else None,
         "offload.optimizer": _set(job.offload.optimizer),
         "offload.params": _set(job.offload.params),
     }
