@@ -8,10 +8,10 @@ from collections.abc import Sequence as Sequence_
 from ullage import dtypes
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
-from ullage.job.adapted import adapters_type
+from ullage.job.adapted import QUANTISED, adapters_type
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job, Optimizer
-from ullage.kernels import stacks
+from ullage.kernels import stacks, unsloth_loss
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
 from ullage.memory.rank import Rank
@@ -96,12 +96,25 @@ def context_of(job: Job, graph: Graph) -> Context:
         etp=layout.etp,
         attention=job.attention,
         loss=job.loss.kind,
-        loss_chunks=job.loss.chunks,
+        loss_chunks=_loss_chunks(job, graph, params),
         compile=job.compile,
         padding_mask=job.data.padding_mask,
         options=job.engine.options,
         compute_capability=job.cluster.device.compute_capability,
     )
+
+
+def _loss_chunks(job: Job, graph: Graph, params: str) -> int | None:
+    """The job's own, or how many Unsloth's loss makes of what the weights leave free."""
+    if job.loss.chunks is not None or job.stack != "unsloth" or job.loss.kind != "fused-linear":
+        return job.loss.chunks
+    weights = sum(
+        run.repeat * dtypes.size_bytes(graph.numel(param), "nf4" if param.elements in QUANTISED else params)
+        for run in graph.runs
+        for param in run.block.params
+    )
+    tokens = job.data.seq_len * job.data.micro_batch
+    return unsloth_loss.chunks(tokens, graph.size("vocab"), max(0, job.cluster.device.capacity_bytes - weights))
 
 
 def _residual(graph: Graph, params: str) -> str:

@@ -26,6 +26,7 @@ WITHOUT_SEQUENCE_PARALLELISM = OF_TRANSFORMERS
 LOSSES = {
     "transformers": ("full", "fused-linear"),
     "liger": ("full", "fused-linear"),
+    "unsloth": ("full", "fused-linear"),
     "torchtune": ("full", "chunked"),
     "torchtitan": ("full", "chunked", "fused-linear", "vocab-parallel"),
     "megatron": ("full", "vocab-parallel", "vocab-parallel-fused"),

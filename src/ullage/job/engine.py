@@ -13,7 +13,7 @@ from ullage.job.job import CpKind, Data, Engine, EngineName, Layout, ScheduleNam
 from ullage.job.options import read_options
 
 ENGINES = ("single", "ddp", "zero1", "fsdp1", "fsdp2", "deepspeed", "megatron")
-OF_TRANSFORMERS = ("transformers", "liger")
+OF_TRANSFORMERS = ("transformers", "liger", "unsloth")
 """Stacks that run transformers' own models under its Trainer, as they are or with kernels put in place of theirs."""
 STACKS = ("transformers", "liger", "unsloth", "torchtitan", "torchtune", "litgpt", "megatron")
 CP_KINDS = ("ring", "ulysses", "allgather")

@@ -42,8 +42,8 @@ def default_impl(engine: str, stack: str, stack_version: str | None) -> Impl:
         version = re.match(r"(\d+)\.(\d+)", stack_version or "")
         old = version is not None and (int(version[1]), int(version[2])) < _TRAINER_FUSED_SINCE
         return "foreach" if old else "fused"
-    if stack in ("unsloth", "megatron"):
-        return "fused"  # the first runs inside the newest Trainer; Megatron's layers come with its FusedAdam
+    if stack == "megatron":
+        return "fused"  # its layers come with its FusedAdam
     return "foreach"  # torch's own choice on CUDA when neither flag is given
 
 

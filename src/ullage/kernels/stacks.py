@@ -26,6 +26,7 @@ Kernel = Callable[[Op, Context], list[Step]]
 STACKS: Mapping[str, str] = {
     "transformers": "ullage.kernels.transformers",
     "liger": "ullage.kernels.liger",
+    "unsloth": "ullage.kernels.unsloth",
     "torchtune": "ullage.kernels.torchtune",
     "torchtitan": "ullage.kernels.torchtitan",
     "megatron": "ullage.kernels.megatron",

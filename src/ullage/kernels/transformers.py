@@ -32,11 +32,13 @@ Emit = Callable[[Tape, Op], object]
 @dataclass(frozen=True, slots=True)
 class LayerCode:
     """The functions that write a block's ops. without_logits: the head and its loss in one. gates_first: act(gate) has run before the
-    projection that it multiplies is asked for."""
+    projection that it multiplies is asked for. joins: the group of an op that is one call with its neighbours; together: writes it."""
 
     kernels: Mapping[str, Emit]
     without_logits: Callable[[Tape, Op, Op], object]
     gates_first: bool = True
+    joins: Callable[[Op], str] | None = None
+    together: Callable[[Tape, tuple[Op, ...]], None] | None = None
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
@@ -50,13 +52,13 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
     products = [op for op in block.ops if op.kind == "activation" and op.attrs["glu"]] if code.gates_first else []
     gated = {op.inputs[1]: op for op in products}
     waiting: list[Op] = []
+    group, write = code.joins or joins, code.together or together
     heads = {op.outputs[0].name: op for op in block.ops if transformers_cut_loss.is_cut(tape, op)}
     for op in _called(block):
-        joins = _joins(op)
-        if waiting and joins != _joins(waiting[0]):
-            _together(tape, tuple(waiting))
+        if waiting and group(op) != group(waiting[0]):
+            write(tape, tuple(waiting))
             waiting = []
-        if joins:
+        if group(op):
             waiting.append(op)
             continue
         if op in heads.values():
@@ -74,14 +76,15 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
     return tuple(tape.steps)
 
 
-def _joins(op: Op) -> str:
+def joins(op: Op) -> str:
     """The group of an op that is one call together with its neighbours; "" for an op by itself."""
     if op.kind == "grouped_linear" or (op.kind == "linear" and op.attrs["fused"]):
         return str(op.attrs["group"] or op.name)
     return ""
 
 
-def _together(tape: Tape, ops: tuple[Op, ...]) -> None:
+def together(tape: Tape, ops: tuple[Op, ...]) -> None:
+    """Writes the ops of one call."""
     if ops[0].kind == "grouped_linear":
         transformers_moe.grouped(tape, ops)
     else:
