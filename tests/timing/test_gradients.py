@@ -63,7 +63,7 @@ def test_fsdp2_copies_what_it_gathers_and_reduces() -> None:
 def test_older_code_waits_for_its_all_reduces(changes: dict) -> None:
     assert asynchronous(job())
     assert not asynchronous(job(**changes))
-    assert dict(step_time(job(**changes)).parts)["tp"] > 1.4 * dict(step_time(job()).parts)["tp"]
+    assert dict(step_time(job(**changes)).parts)["tp"] > 1.3 * dict(step_time(job()).parts)["tp"]
 
 
 def test_pipeline_stages_send_a_part_from_each_rank() -> None:
