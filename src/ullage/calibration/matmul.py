@@ -89,6 +89,14 @@ def rowwise(m: int, n: int, k: int) -> Value:
     return efficiency(share, "default", row["source"])
 
 
+@functools.cache
+def early_library(device: Device, dtype: str, cuda: str) -> Value:
+    """What a large matmul by cuBLAS of an early ``cuda`` keeps of the rate that a later one reaches."""
+    row = table("matmul")["early"].get(device.architecture, {"cuda": [], "source": "not measured"})
+    kept = row.get(dtype, 1.0) if cuda in row["cuda"] else 1.0
+    return efficiency(kept, "default", row["source"])
+
+
 def _efficiency(terms: _Terms, groups: int, m: int, n: int, k: int, accumulate: bool) -> Value:
     assert min(groups, m, n, k) >= 1, (groups, m, n, k)
     outputs = groups * m * n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.job.job import Job
+from ullage.timing.vintage import of_2023
 
 BACKENDS = {
     "flash": "flash-2",
@@ -29,6 +30,4 @@ def attention_kernel(job: Job) -> str:
         return named
     if job.stack == "megatron" and (job.cluster.device.compute_capability or (0, 0)) >= CUDNN_SINCE:
         return "cudnn"
-    if options.get("norm_type") == "low_precision_layernorm":
-        return "triton"  # MPT: attn_impl is triton until 2024 (llm-foundry@5e85bd6 scripts/train/benchmarking/submit_benchmarks.py)
-    return "flash"
+    return "triton" if of_2023(options) else "flash"

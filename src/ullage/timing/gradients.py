@@ -5,22 +5,17 @@ from __future__ import annotations
 from ullage import dtypes
 from ullage.engines.base import flag
 from ullage.job.job import Job
-
-
-def of_2021(job: Job) -> bool:
-    """Megatron-LM when it still had a choice of DDP_impl: before gradients were accumulated inside of matmuls (2022-03), and before
-    tensor parallelism sent anything beside them (2021-11)."""
-    return "DDP_impl" in job.engine.options
+from ullage.timing.vintage import of_2021
 
 
 def asynchronous(job: Job) -> bool:
     """Whether tensor parallelism sends beside the matmuls of the backward; Megatron-DeepSpeed is a fork of before that."""
-    return job.engine.name == "megatron" and not of_2021(job)
+    return job.engine.name == "megatron" and not of_2021(job.engine.options)
 
 
 def _fuses(job: Job) -> bool:
     """Whether matmuls add into the gradients themselves (Megatron's gradient accumulation fusion)."""
-    megatron = job.engine.name == "megatron" and not of_2021(job)
+    megatron = job.engine.name == "megatron" and not of_2021(job.engine.options)
     return megatron and flag(job.engine.options, "gradient_accumulation_fusion", True)
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
-from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
+from ullage.calibration.matmul import early_library, grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
 from ullage.calibration.memory import MemoryKind, kernel_start_s, memory_efficiency
 from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
@@ -50,7 +50,7 @@ def bandwidth_bytes_per_s(device: Device) -> float:
 
 
 def matmul_s(device: Device, work: Matmul) -> float:
-    how = work.accumulate, work.streams, work.aligned, work.rowwise
+    how = work.accumulate, work.streams, work.aligned, work.rowwise, work.cuda
     return multiplied_s(device, work.dtype, work.m, work.n, work.k, work.groups, *how)
 
 
@@ -66,6 +66,7 @@ def multiplied_s(
     streams: int,
     aligned: bool,
     by_rows: bool,
+    cuda: str,
 ) -> float:
     """A ``Matmul`` by its fields: a search asks for a hundred thousand."""
     if groups > 1:
@@ -75,6 +76,8 @@ def multiplied_s(
     kept = share.value if aligned else share.value * misaligned(dtype).value
     if by_rows:
         kept *= rowwise(m, n, k).value
+    if cuda:
+        kept *= early_library(device, dtype, cuda).value
     return 2 * m * n * k * groups / (peak_flops_per_s(device, dtype) * kept)
 
 

@@ -20,6 +20,7 @@ from ullage.timing.exchanges import (
     vocabulary_parallel,
 )
 from ullage.timing.traffic import bound_by_memory
+from ullage.timing.vintage import cuda_of
 from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass, Traffic
 
 LINEAR = ("linear", "router", "shared_gate")
@@ -126,7 +127,7 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
         rows = context.numel((BATCH,))  # a head of the first token alone
     dtype = _dtype(op, context)
     rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
-    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise)
+    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options))
     cast, cast_back = _casts(op, forward, context, first=sends)
     here, back = (
         tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())

@@ -28,12 +28,12 @@ from ullage.timing.gradients import (
     asynchronous,
     copied_in_bytes,
     copied_out_bytes,
-    of_2021,
     once_bytes,
 )
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
+from ullage.timing.vintage import of_2021
 from ullage.timing.work import Exchange, OpWork
 
 
@@ -79,7 +79,7 @@ def waits_for_sends(job: Job) -> bool:
     if job.engine.name != "megatron" or job.layout.vpp == 1:
         return False
     named = (job.engine.options.get(name) for name in ("overlap_p2p_comm", "overlap_p2p_communication"))
-    return of_2021(job) or any(value is False for value in named)
+    return of_2021(job.engine.options) or any(value is False for value in named)
 
 
 @frozen

@@ -12,7 +12,7 @@ class Matmul:
     """[m, k] x [k, n], ``groups`` of them (experts; m is then the rows of each), in one kernel or one each on ``streams`` streams.
 
     accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion). aligned: rows of all three start at multiples of 16 bytes.
-    rowwise: 8-bit operands with a scale for each row (torch._scaled_mm's own kernel, CUTLASS).
+    rowwise: 8-bit operands with a scale for each row (torch._scaled_mm's own kernel, CUTLASS). cuda: whose cuBLAS; "" a recent one.
     """
 
     m: int
@@ -24,6 +24,7 @@ class Matmul:
     streams: int = 0
     aligned: bool = True
     rowwise: bool = False
+    cuda: str = ""
 
     @property
     def flops(self) -> int:

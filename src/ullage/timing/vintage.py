@@ -1,0 +1,25 @@
+"""What the names of a job's options tell of when its software was made, where no version is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def of_2021(options: Mapping[str, object]) -> bool:
+    """Megatron-LM when it still had a choice of DDP_impl: before gradients were accumulated inside of matmuls (2022-03), and before
+    tensor parallelism sent anything beside them (2021-11)."""
+    return "DDP_impl" in options
+
+
+def of_2023(options: Mapping[str, object]) -> bool:
+    """MPT as its benchmarks ran it, with attn_impl triton (llm-foundry@5e85bd6 scripts/train/benchmarking/submit_benchmarks.py, which sets
+    this norm)."""
+    return options.get("norm_type") == "low_precision_layernorm"
+
+
+def cuda_of(options: Mapping[str, object]) -> str:
+    """Whose cuBLAS multiplies; "" a recent one. MPT's tables of 2023-05, all in PURE, are of torch 1.13.1 with CUDA 11.7, those of 2023-10,
+    in DEFAULT, of torch 2.1.0 with 12.1 (llm-foundry@5f43bf1 and @b2a43a1 scripts/train/benchmarking/sweep.sh and README.md)."""
+    if not of_2023(options):
+        return ""
+    return "11.7" if options.get("mixed_precision") == "PURE" else "12.1"
