@@ -45,6 +45,7 @@ __all__ = [
     "Validation",
     "Why",
     "as_dict",
+    "bench",
     "check",
     "convert",
     "devices",
@@ -203,6 +204,19 @@ def measure(job: Job, settings: Settings | None = None) -> Measured | None:
     from ullage.train.settings import Settings
 
     return measure(job, settings or Settings(steps=3))
+
+
+def bench(
+    out: str | Path | None = None, *, device: str | None = None, processes: str | None = None, quick: bool = False
+) -> Path:
+    """Measures this machine into a calibration file, and says where it is; docs/calibration.md has its format.
+
+    out: None: ~/.config/ullage/this-machine.toml, which a job's ``cluster: 2xthis-machine`` means. device: cpu or cuda; None: cuda where
+    torch sees a GPU. processes: how many at once, each measured, as "1,2"; None: 1 and 2 on the CPU, 1 and all GPUs on cuda. Needs torch.
+    """
+    from ullage.train.calibrated import bench
+
+    return bench(None if out is None else Path(out), device=device, processes=processes, quick=quick)
 
 
 def watch(

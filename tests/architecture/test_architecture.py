@@ -39,6 +39,7 @@ PUBLIC_NAMES = {
     "Validation",
     "Why",
     "as_dict",
+    "bench",
     "check",
     "convert",
     "devices",

@@ -27,6 +27,7 @@ COMMANDS = {
     "why": "what ran out of memory, from a message, a log or a snapshot, and what helps",
     "convert": "a configuration or a job, written for another engine or launcher",
     "trace": "real code run on fake tensors, every allocation with its life",
+    "bench": "this machine measured, so that a job on it is told what it takes here",
     "measure": "a few steps of a job, what its ranks held, and how far the estimate is off",
     "prove": "a job run on its ranks and on one device, and whether they agree",
     "train": "a job over its data, with checkpoints, going on where it was killed",

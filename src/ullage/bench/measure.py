@@ -1,0 +1,190 @@
+"""One rank's part of a measurement: every op in rounds, beside the other ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import distributed
+
+from ullage.bench import collectives, traffic
+from ullage.bench.attention import Point, point
+from ullage.bench.clock import Clock, Task, slowest_of_ranks
+from ullage.bench.matmul import Grid
+from ullage.bench.settings import Extent, extent
+from ullage.hardware.curve import Kind, Samples
+from ullage.hardware.measured import Attended, Direction, Measured, Moved
+from ullage.units import MIB
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DIRECTIONS: tuple[Direction, ...] = ("forward", "dgrad", "wgrad", "batched")
+_LONGEST_S = 0.25
+_LONGEST_FP16_S = 0.02
+"""On the CPU, where torch multiplies fp16 by a loop of its own in a hundredth of bf16's rate."""
+_LEAST_ROUNDS = 2
+
+
+@dataclass(kw_only=True)
+class _Plan:
+    """Everything that is timed. moved, sent: what is counted of each task."""
+
+    grids: list[Grid] = field(default_factory=list)
+    moved: list[tuple[str, bool, int, float, Task]] = field(default_factory=list)  # kind, backward, ops, bytes, task
+    points: list[Point] = field(default_factory=list)
+    sent: list[tuple[Kind, int, Task]] = field(default_factory=list)
+
+    def tasks(self) -> list[Task]:
+        found = [task for grid in self.grids for task in grid.tasks.values()]
+        found += [task for *_, task in self.moved]
+        found += [one.task for one in self.points]
+        return found + [task for *_, task in self.sent]
+
+
+def measured(device: str, quick: bool) -> Measured | None:
+    """As one rank: what was measured on rank 0, None on the others. device: cpu or cuda."""
+    on = _device(device)
+    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // _processes()))
+    told, clock = extent(device, quick=quick), Clock(on)
+    process_bytes = _resident_bytes()
+    plan = _planned(told, clock, quick=quick)
+    tasks = plan.tasks()
+    began = time.perf_counter()
+    for number in range(told.rounds):
+        if number >= _LEAST_ROUNDS and _over(began, told.seconds, on):
+            break
+        clock.round(tasks)
+    seconds = dict(zip(map(id, tasks), slowest_of_ranks(tasks, on), strict=True))
+    share = collectives.overlap(clock, on) if distributed.is_initialized() else 1.0
+    host = collectives.host_link(on) if device == "cuda" else None
+    if distributed.is_initialized() and distributed.get_rank():
+        return None
+    return Measured(
+        file="",
+        date=date.today().isoformat(),
+        source=f"ullage bench, torch {torch.__version__}",
+        processes=_processes(),
+        threads=torch.get_num_threads(),
+        spread=median(task.spread for task in tasks),
+        overlap=share,
+        process_bytes=process_bytes,
+        matmuls=tuple(grid.result(seconds) for grid in plan.grids),
+        traffic=tuple(_series(plan, seconds)),
+        attention=tuple(_attended(plan, seconds)),
+        collectives=tuple(_sent(plan, seconds)),
+        host_bytes_per_s=host,
+    )
+
+
+def _processes() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def _device(name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _over(began: float, limit_s: float, device: torch.device) -> bool:
+    """Whether time is up, which the ranks agree on."""
+    passed = torch.tensor([time.perf_counter() - began], device=device)
+    if distributed.is_initialized():
+        distributed.all_reduce(passed, distributed.ReduceOp.MAX)
+    return float(passed) > limit_s
+
+
+def _planned(told: Extent, clock: Clock, *, quick: bool) -> _Plan:
+    plan, device = _Plan(), clock.device
+    on_cpu = device.type == "cpu"
+    for name, dtype in DTYPES.items():
+        if quick and name == "fp16":
+            continue
+        slow = on_cpu and name == "fp16"
+        for direction in _DIRECTIONS:
+            batched = direction == "batched"
+            m, n, k = (told.batched,) * 3 if batched else (told.m, told.n, told.k)
+            grid = Grid(dtype=name, direction=direction, m=m, n=n, k=k)
+            grid.plan(clock, dtype, _LONGEST_FP16_S if slow else _LONGEST_S)
+            plan.grids.append(grid)
+        if not slow:
+            plan.points += [
+                point(name, dtype, head_dim, seq, device, causal=causal, backward=backward)
+                for head_dim in told.head_dims
+                for causal in (True, False)
+                for backward in (False, True)
+                for seq in told.seq
+            ]
+    for kind in traffic.KINDS:
+        for size in told.moved_bytes:
+            counted, task = traffic.task(kind, size, device)
+            plan.moved.append((kind.kind, kind.backward, kind.ops, counted, task))
+    for numel in told.optimizer_numel:
+        counted, task = traffic.optimizer_task(numel, device)
+        plan.moved.append(("optimizer", False, 1, counted, task))
+    if distributed.is_initialized():
+        plan.sent = [
+            (kind, size, collectives.task(kind, size, device))
+            for kind in collectives.KINDS
+            for size in told.payload_bytes
+        ]
+    return plan
+
+
+def _series(plan: _Plan, seconds: dict[int, float]) -> Iterator[Moved]:
+    for kind, backward in dict.fromkeys((kind, backward) for kind, backward, *_ in plan.moved):
+        found = {
+            counted: seconds[id(task)] / ops
+            for one, back, ops, counted, task in plan.moved
+            if (one, back) == (kind, backward)
+        }
+        sizes = tuple(sorted(found))
+        yield Moved(kind=kind, backward=backward, bytes=sizes, seconds=tuple(found[size] for size in sizes))
+
+
+def _attended(plan: _Plan, seconds: dict[int, float]) -> Iterator[Attended]:
+    def series(one: Point) -> tuple[str, int, bool, bool]:
+        return one.dtype, one.head_dim, one.causal, one.backward
+
+    for key in dict.fromkeys(map(series, plan.points)):
+        dtype, head_dim, causal, backward = key
+        found = sorted((one for one in plan.points if series(one) == key), key=lambda one: one.seq)
+        yield Attended(
+            dtype=dtype,
+            head_dim=head_dim,
+            causal=causal,
+            backward=backward,
+            seq=tuple(float(one.seq) for one in found),
+            flops_per_s=tuple(one.flops / seconds[id(one.task)] for one in found),
+        )
+
+
+def _sent(plan: _Plan, seconds: dict[int, float]) -> Iterator[Samples]:
+    for kind in dict.fromkeys(kind for kind, *_ in plan.sent):
+        found = [(size, seconds[id(task)]) for one, size, task in plan.sent if one == kind]
+        yield Samples(
+            kind=kind,
+            ranks=distributed.get_world_size(),
+            payload_bytes=tuple(float(size) for size, _ in found),
+            seconds=tuple(second for _, second in found),
+        )
+
+
+def _resident_bytes() -> int:
+    """Of this process, torch loaded; where the system does not say, torch's usual size."""
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return _USUAL_BYTES
+    import resource
+
+    return int(fields[1]) * resource.getpagesize()
+
+
+_USUAL_BYTES = 400 * MIB

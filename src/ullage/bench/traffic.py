@@ -1,0 +1,138 @@
+"""Ops that memory bounds, forward and backward, by the bytes that a step's account counts for them (timing/traffic.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from ullage.bench.clock import Task
+
+Run = Callable[[], object]
+Made = Callable[[], Run]
+
+WIDTH = 512
+"""Features of a row: a small model's hidden size."""
+VOCABULARY = 4096
+
+
+@dataclass(kw_only=True)
+class Kind:
+    """kind: of calibration/memory.py. bytes: counted of one element of x, all its ops together. ops: as many."""
+
+    kind: str
+    backward: bool
+    bytes: int
+    ops: int
+    made: Callable[[torch.Tensor], Run]
+    width: int = WIDTH
+
+
+def _multiplied(x: torch.Tensor) -> Run:
+    other = torch.randn_like(x)
+    return lambda: x * other
+
+
+def _multiplied_back(x: torch.Tensor) -> Run:
+    one, other = x.requires_grad_(), torch.randn_like(x).requires_grad_()
+    return _back(one * other, (one, other))
+
+
+def _normed(x: torch.Tensor) -> Run:
+    """RMSNorm as layer code writes it: a square, its mean and a product; the row's own numbers do not count."""
+
+    def run() -> object:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    return run
+
+
+def _normed_back(x: torch.Tensor) -> Run:
+    x.requires_grad_()
+    return _back(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), (x,))
+
+
+def _softmax(x: torch.Tensor) -> Run:
+    return lambda: functional.log_softmax(x, -1)
+
+
+def _softmax_back(x: torch.Tensor) -> Run:
+    return _back(functional.log_softmax(x.requires_grad_(), -1), (x,))
+
+
+def _loss(x: torch.Tensor) -> Run:
+    labels = torch.randint(x.shape[-1], (x.shape[0],), device=x.device)
+    return lambda: functional.nll_loss(x, labels)
+
+
+def _loss_back(x: torch.Tensor) -> Run:
+    labels = torch.randint(x.shape[-1], (x.shape[0],), device=x.device)
+    return _back(functional.nll_loss(x.requires_grad_(), labels), (x,))
+
+
+def _permuted(x: torch.Tensor) -> Run:
+    order = torch.randperm(x.shape[0], device=x.device)
+    return lambda: x[order]
+
+
+def _copied(x: torch.Tensor) -> Run:
+    return lambda: x.clone()
+
+
+def _back(result: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> Run:
+    gradient = torch.ones_like(result)
+    return lambda: torch.autograd.grad(result, leaves, gradient, retain_graph=True)
+
+
+# Bytes of an fp32 element as timing/traffic.py counts them: forward what is read and written, backward what was saved, the gradient,
+# and the gradients of the inputs.
+KINDS = (
+    Kind(kind="pointwise", backward=False, bytes=12, ops=1, made=_multiplied),
+    Kind(kind="pointwise", backward=True, bytes=20, ops=1, made=_multiplied_back),
+    Kind(kind="norm", backward=False, bytes=20, ops=3, made=_normed),
+    Kind(kind="norm", backward=True, bytes=32, ops=3, made=_normed_back),
+    Kind(kind="softmax", backward=False, bytes=8, ops=1, made=_softmax, width=VOCABULARY),
+    Kind(kind="softmax", backward=True, bytes=12, ops=1, made=_softmax_back, width=VOCABULARY),
+    Kind(kind="cross_entropy", backward=False, bytes=4, ops=1, made=_loss, width=VOCABULARY),
+    Kind(kind="cross_entropy", backward=True, bytes=8, ops=1, made=_loss_back, width=VOCABULARY),
+    Kind(kind="permute", backward=False, bytes=8, ops=1, made=_permuted),
+    Kind(kind="copy", backward=False, bytes=8, ops=1, made=_copied),
+)
+
+
+def task(kind: Kind, counted_bytes: int, device: torch.device) -> tuple[float, Task]:
+    """Of about ``counted_bytes`` an op: what is counted exactly, and the task, whose seconds are of all the kind's ops."""
+    rows = max(1, round(counted_bytes * kind.ops / kind.bytes / kind.width))
+
+    def made() -> Run:
+        return kind.made(torch.randn(rows, kind.width, device=device))
+
+    return rows * kind.width * kind.bytes / kind.ops, Task(prepared=made)
+
+
+# -- the optimizer
+
+_WEIGHT = (WIDTH, WIDTH)
+OPTIMIZER_BYTES = 40
+"""Of an fp32 element, as timing/optimizer.py counts a clipped step of fused AdamW: 28, and 12 for clipping."""
+
+
+def optimizer_task(numel: int, device: torch.device) -> tuple[float, Task]:
+    """A clipped AdamW step over square weights of ``numel`` elements in all."""
+    count = max(1, numel // (WIDTH * WIDTH))
+
+    def made() -> Run:
+        weights = [torch.nn.Parameter(torch.zeros(_WEIGHT, device=device)) for _ in range(count)]
+        for one in weights:
+            one.grad = torch.full_like(one, 1e-3)
+        optimizer = torch.optim.AdamW(weights, fused=True)
+
+        def run() -> None:
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+
+        return run
+
+    return float(OPTIMIZER_BYTES * count * WIDTH * WIDTH), Task(prepared=made)
