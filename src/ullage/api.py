@@ -78,18 +78,20 @@ def devices() -> tuple[tuple[Device, tuple[str, ...]], ...]:
     """Every device of the catalogue by name, each with its aliases (an ambiguous alias stands with each of its devices).
 
     ``capacity_bytes`` is what the driver reports as the card's memory, ``flops_per_s`` dense peaks by element type.
-    Source: hardware/data/devices, where every number has its own.
+    Source: hardware/data/devices, where every number has its own. Where `ullage bench` has measured this machine, it stands last.
     """
-    from ullage.hardware import catalogue
+    from ullage.hardware import catalogue, machine
 
     spellings = catalogue.aliases()
-    return tuple(
+    here = machine.here()
+    found = tuple(
         (
             catalogue.device(name),
             tuple(sorted(alias for alias, meant in spellings.items() if name in meant)),
         )
         for name in catalogue.devices()
     )
+    return found if here is None else (*found, (here, ()))
 
 
 def validate(paths: Sequence[str | Path], progress: Callable[[int, int], None] | None = None) -> Validation:

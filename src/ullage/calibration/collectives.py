@@ -21,6 +21,7 @@ _KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_t
 def curve(cluster: Cluster) -> Curve:
     """Everything that ``comm.cost`` needs to know of the cluster's links. Sources: data/collectives.toml, data/network.toml."""
     by_pcie = _is_pcie(cluster)
+    measured = cluster.device.measured
     name, intra_provenance = _speaker(cluster.device, by_pcie)
     row = table("collectives")["devices"][name]
     nominal = cluster.intra.bytes_per_s
@@ -31,6 +32,9 @@ def curve(cluster: Cluster) -> Curve:
     samples = tuple(
         _samples(kind, int(ranks), row[kind][ranks], slower) for kind in _KINDS for ranks in sorted(row[kind])
     )
+    source = row["source"]
+    if measured is not None and measured.collectives:
+        samples, intra_provenance, source = measured.collectives, "measured", measured.source
     network, fabric, inter_provenance = table("network"), *_fabric(cluster.inter.name)
     nic = cluster.inter.bytes_per_s
     if nic is None:
@@ -50,7 +54,7 @@ def curve(cluster: Cluster) -> Curve:
         inter_name=cluster.inter.name,
         intra_provenance=intra_provenance,
         inter_provenance=inter_provenance,
-        source=f"{row['source']}; {network['nccl']['source']}; {fabric['source']}",
+        source=f"{source}; {network['nccl']['source']}; {fabric['source']}",
     )
 
 

@@ -12,11 +12,15 @@ from ullage.hardware.curve import Kind
 
 @frozen
 class Contention:
-    """two_waves: matmuls are persistent kernels, whose displaced blocks run as a second wave. share: SMs that NCCL keeps, of all."""
+    """two_waves: matmuls are persistent kernels, whose displaced blocks run as a second wave. share: SMs that NCCL keeps, of all.
+
+    everything: not matmuls alone wait but all that computes, since the same cores send (measured on CPU processes).
+    """
 
     two_waves: bool
     share: float
     source: str
+    everything: bool = False
 
     @property
     def slowdown(self) -> float:
@@ -24,8 +28,14 @@ class Contention:
         return 2.0 if self.two_waves else 1.0 / (1.0 - self.share)
 
 
+_LEAST_OVERLAP = 0.01  # a slowdown stays a number
+
+
 @functools.cache
 def contention(device: Device) -> Contention:
+    if device.measured is not None and device.vendor == "cpu":
+        share = 1.0 - max(device.measured.overlap, _LEAST_OVERLAP)
+        return Contention(two_waves=False, share=share, source=device.measured.source, everything=True)
     data, sms = table("overlap"), table("matmul")["sms"]
     two_waves = device.architecture in data["two_waves"]["architectures"]
     share = data["sms"]["ring"] / sms["devices"].get(device.name, sms["any"])

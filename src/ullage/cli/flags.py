@@ -21,6 +21,7 @@ class Flag(NamedTuple):
 FLAGS = (
     Flag("--model", "model", "NAME"),
     Flag("--cluster", "cluster", "8xH100-SXM-80GB"),
+    Flag("--calibration", "cluster.device", "FILE"),
     Flag("--seq-len", "data.seq_len", "N"),
     Flag("--micro-batch", "data.micro_batch", "N"),
     Flag("--grad-accum", "data.grad_accum", "N"),
@@ -97,6 +98,13 @@ def _flags(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
         if isinstance(value, bool):
             yield f"{flag.key}={str(value).lower()}", flag.name if value else f"--no-{flag.name.removeprefix('--')}"
         elif value is not None:
+            if flag.name == "--calibration" and not value.endswith(".toml"):
+                raise InvalidInput(
+                    "is no calibration file, whose name ends in .toml",
+                    key=flag.name,
+                    value=value[:60],
+                    remedy="ullage bench --out machine.toml writes one",
+                )
             yield f"{flag.key}={value}", f"{flag.name} {value}"
 
 

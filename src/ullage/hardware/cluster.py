@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from ullage.frozen import frozen, hash_once
+from ullage.hardware.measured import Measured
 
 
 @frozen
@@ -18,6 +19,8 @@ class Device:
     link_*: the scale-up link (NVLink, xGMI), one direction, all links together; None where there is none.
     host_link_bytes_per_s: to the host (PCIe, NVLink-C2C), one direction.
     provenance: of the capacity, measured or default.
+    measured: what `ullage bench` measured of the very machine; None: the packaged tables speak for the device. vendor is cpu where the
+    ranks are processes on the host, which share its cores and its memory.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Device:
     host_link_bytes_per_s: float | None = None
     source: str = ""
     provenance: str = "measured"
+    measured: Measured | None = None
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -34,6 +34,8 @@ class Overhead:
 
 def context(device: Device, *, lazy: bool = True) -> Overhead:
     """The CUDA context of one process; ``lazy``: modules load when used (CUDA 11.7 and later), else all at once."""
+    if device.vendor == "cpu":
+        return _process(device)
     default = _data()["context_default"]
     entry = next(
         (e for e in _data()["context"] if tuple(e["compute_capability"]) == device.compute_capability), default
@@ -49,9 +51,19 @@ def context(device: Device, *, lazy: bool = True) -> Overhead:
     return _overhead("CUDA context", eager, loaded, entry.get("eager_high_bytes", eager), provenance, entry)
 
 
+def _process(device: Device) -> Overhead:
+    """A process on the CPU before it has a tensor: torch's own libraries, as `ullage bench` found them resident."""
+    measured = device.measured
+    size = 0 if measured is None else measured.process_bytes
+    source = {"source": device.source}
+    return _overhead("process with torch", size, size, size, "measured", source)
+
+
 def first_collective(device: Device) -> Overhead:
     """What the first collective of a process loads and keeps, beside the communicator's buffers."""
     entry = _data()["first_collective"]
+    if device.vendor == "cpu":
+        return _overhead("first collective", 0, 0, 0, "exact", entry)
     return _overhead("first collective", entry["bytes"], 0, entry["high_bytes"], entry["provenance"], entry)
 
 
@@ -64,7 +76,7 @@ def communicator(device: Device, group_size: int, nodes_crossed: int = 1) -> Ove
     """
     nccl = _data()["nccl"]
     what = f"NCCL communicator of {group_size}"
-    if group_size <= 1:
+    if group_size <= 1 or device.vendor == "cpu":  # gloo's buffers are those of its sockets
         return _overhead(what, 0, 0, 0, "exact", nccl)
     across = nodes_crossed > 1
     channels = _channels(device, across)
@@ -87,6 +99,8 @@ def point_to_point(device: Device, peers_in_node: int, peers_across: int = 0) ->
     """
     nccl = _data()["nccl"]
     entry = nccl["point_to_point"]
+    if device.vendor == "cpu":
+        return _overhead("gloo send and receive", 0, 0, 0, "exact", entry)
     # Channels per peer are the least over all pairs of the communicator, and the network gives two.
     per_peer = _next_power_of_two(_channels(device, across=False))
     far = far_high = 0
@@ -104,6 +118,8 @@ def point_to_point(device: Device, peers_in_node: int, peers_across: int = 0) ->
 def cublas_workspace_bytes(device: Device, *, hopper_only: bool = False) -> Overhead:
     """torch's cuBLAS workspace per handle and stream. ``hopper_only``: torch from before Blackwell."""
     entry = _data()["cublas"]
+    if device.vendor == "cpu":
+        return _overhead("no cuBLAS", 0, 0, 0, "exact", entry)
     if device.vendor == "amd":
         large = device.architecture in entry["rocm_large_architectures"]
         size = entry["rocm_large_bytes" if large else "rocm_bytes"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ullage.errors import Contradiction, InvalidInput, UnknownKey, UnknownName, nearest
-from ullage.hardware import store
+from ullage.hardware import machine, store
 from ullage.hardware.cluster import Cluster, Device, Link
 from ullage.hardware.store import short
 from ullage.units import GIB, GIGA, MIB, TIB, parse_bytes, parse_count
@@ -49,6 +49,14 @@ def cluster(spec: str | Mapping[str, object], key: str = "cluster") -> Cluster:
     raise InvalidInput("is no cluster", key=key, value=short(spec), allowed=_FORMS)
 
 
+def as_mapping(text: str) -> dict[str, object] | None:
+    """A cluster's short form as the mapping that it stands for; None where it is no count and device, as a node type is not."""
+    match = _TEXT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None or _is_node_type(match[3]):
+        return None
+    return {"device": match[3], "gpus_per_node": int(match[2]), "nodes": int(match[1] or 1)}
+
+
 def _from_text(text: str, key: str) -> Cluster:
     match = _TEXT.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
     if match is None:
@@ -62,15 +70,15 @@ def _from_text(text: str, key: str) -> Cluster:
         return replace(store.node_type(name, key), nodes=_count(int(second), f"{key} (nodes)", MOST_NODES))
     nodes = _count(int(first), f"{key} (nodes)", MOST_NODES) if first is not None else 1
     gpus = _count(int(second), f"{key} (GPUs per node)", MOST_GPUS_PER_NODE)
-    return _assembled(store.device(name, key), gpus, nodes)
+    return _assembled(_named(name, gpus, key), gpus, nodes)
 
 
 def _from_mapping(spec: Mapping[str, object], key: str) -> Cluster:
     _only_known(spec, _CLUSTER_KEYS, key)
     if "device" not in spec:
         raise InvalidInput("is missing", key=f"{key}.device", allowed="a name such as H100-SXM-80GB, or a mapping")
-    gpu = _device(spec["device"], f"{key}.device")
     gpus = _count(spec.get("gpus_per_node", 1), f"{key}.gpus_per_node", MOST_GPUS_PER_NODE)
+    gpu = _device(spec["device"], gpus, f"{key}.device")
     nodes = _count(spec.get("nodes", 1), f"{key}.nodes", MOST_NODES)
     found = _assembled(gpu, gpus, nodes)
     if spec.get("intra") is not None:
@@ -90,14 +98,20 @@ def _assembled(gpu: Device, gpus: int, nodes: int) -> Cluster:
     known = gpu.name in store.devices()
     node = store.default_node(gpu.name) if known else None
     intra = store.own_link(gpu)
+    if gpu.vendor == "cpu" and gpu.measured is not None:
+        intra = Link(name="memory of one machine, gloo", source=gpu.measured.source)
     if node is None:
         return Cluster(device=gpu, gpus_per_node=gpus, nodes=nodes, intra=intra)
     return replace(node, device=gpu, gpus_per_node=gpus, nodes=nodes, intra=intra if intra.bytes_per_s else node.intra)
 
 
-def _device(spec: object, key: str) -> Device:
+def _named(name: str, gpus: int, key: str) -> Device:
+    return machine.measured_device(name, gpus, key) if machine.names_one(name) else store.device(name, key)
+
+
+def _device(spec: object, gpus: int, key: str) -> Device:
     if isinstance(spec, str):
-        return store.device(spec, key)
+        return _named(spec, gpus, key)
     if not isinstance(spec, Mapping):
         raise InvalidInput(
             "is no device", key=key, value=short(spec), allowed="a name such as H100-SXM-80GB, or a mapping"

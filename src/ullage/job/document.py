@@ -66,7 +66,16 @@ def parse_document(text: str, path: Path) -> Document:
         raise InvalidInput("is empty", allowed=_EXAMPLE, place=str(path))
     if not isinstance(values, dict):
         raise InvalidInput(f"holds {_kind(values)} at the top", allowed=_EXAMPLE, place=str(path))
-    return Document(values, path, find_lines)
+    return Document(_beside(values, path), path, find_lines)
+
+
+def _beside(values: dict[str, object], path: Path) -> dict[str, object]:
+    """A calibration file that a job names is relative to the job's file, wherever its values are read on."""
+    cluster = values.get("cluster")
+    device = cluster.get("device") if isinstance(cluster, dict) else None
+    if isinstance(cluster, dict) and isinstance(device, str) and device.endswith(".toml"):
+        return {**values, "cluster": {**cluster, "device": str(path.parent / Path(device).expanduser())}}
+    return values
 
 
 def _json(text: str, place: str) -> tuple[object, FindLines]:

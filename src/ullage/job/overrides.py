@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from ullage.errors import InvalidInput
+from ullage.hardware.spec import as_mapping
 from ullage.job.document import Document
 from ullage.job.yaml_tree import TEXT_PATHS, parse_yaml
 
@@ -48,6 +49,8 @@ def _set(document: Document, path: tuple[str, ...], value: object, place: str) -
         above = ".".join(path[:depth])
         if isinstance(inner, str) and above in _SHORT_FORM_KEY:
             inner = {_SHORT_FORM_KEY[above]: inner}
+        elif above == "cluster" and isinstance(inner, str) and (mapping := as_mapping(inner)) is not None:
+            inner = mapping
         elif inner is None:
             inner = {}
             document.places.setdefault(above, place)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from ullage.errors import UllageError
 from ullage.hardware.cluster import Cluster, Device, Link
+from ullage.hardware.machine import calls
 from ullage.job.job import Job, Lora, Loss, Recompute
 from ullage.job.read import SCHEMA
 from ullage.job.recipe import ALL_LINEAR
@@ -74,9 +75,10 @@ def cluster_to_dict(cluster: Cluster) -> object:
     counts = {"gpus_per_node": cluster.gpus_per_node, "nodes": cluster.nodes}
     mapping: dict[str, object] = {"device": _device(cluster.device), **counts}
     usual = read_cluster(mapping)
-    if usual == cluster and isinstance(mapping["device"], str):
+    short = isinstance(mapping["device"], str) and not mapping["device"].endswith(".toml")
+    if usual == cluster and short:
         nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
-        return f"{nodes}{cluster.gpus_per_node}x{cluster.device.name}"
+        return f"{nodes}{cluster.gpus_per_node}x{mapping['device']}"
     if usual.intra != cluster.intra:
         mapping["intra"] = _link(cluster.intra)
     if usual.inter != cluster.inter:
@@ -89,6 +91,8 @@ def cluster_to_dict(cluster: Cluster) -> object:
 def _device(device: Device) -> object:
     from ullage.hardware.catalogue import device as read_device
 
+    if device.measured is not None:
+        return calls(device.measured)
     try:
         if read_device(device.name) == device:
             return device.name

@@ -129,7 +129,10 @@ class _Multiplied:
     """A matmul as it grows."""
 
     def __init__(self, one: Matmul, two: Matmul) -> None:
-        self._dtype, self._how = one.dtype, (one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda)
+        self._dtype, self._how = (
+            one.dtype,
+            (one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda, one.direction),
+        )
         self._m, self._n, self._k, self._groups = one.m, one.n, one.k, one.groups
         self._more = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
 

@@ -107,7 +107,7 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
 def pass_s(work: Pass, place: Place, *, backward: bool) -> float:
     """``pass_parts`` added up."""
     found = sum(_matmuls_s(work, place)) + _attention_s(work, place, backward=backward)
-    found += sum(traffic_s(place.cluster.device, one) for one in work.traffic)
+    found += sum(traffic_s(place.cluster.device, one, backward=backward) for one in work.traffic)
     return found + sum(one.wait_s for one in sendings(work, place, backward=backward))
 
 
@@ -135,7 +135,7 @@ def covers(matmuls: list[float], attention: float, *, backward: bool) -> dict[st
 
 def pass_parts(work: Pass, place: Place, *, backward: bool) -> Parts:
     """Seconds of one direction of one op."""
-    memory = sum(traffic_s(place.cluster.device, one) for one in work.traffic)
+    memory = sum(traffic_s(place.cluster.device, one, backward=backward) for one in work.traffic)
     attention = _attention_s(work, place, backward=backward)
     items = [(COMPUTE, sum(_matmuls_s(work, place))), (ATTENTION, attention), (MEMORY, memory)]
     items += [(one.exchange.axis, one.wait_s) for one in sendings(work, place, backward=backward)]

@@ -7,6 +7,8 @@ from functools import lru_cache
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
 from ullage.calibration.matmul import early_library, grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
+from ullage.calibration.measured import attention_flops_per_s, matmul_flops_per_s
+from ullage.calibration.measured import traffic_s as measured_traffic_s
 from ullage.calibration.memory import MemoryKind, kernel_start_s, memory_efficiency
 from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
@@ -18,6 +20,7 @@ from ullage.errors import Unsupported
 from ullage.frozen import replace
 from ullage.hardware.cluster import Cluster, Device
 from ullage.hardware.curve import Kind
+from ullage.hardware.measured import Direction
 from ullage.job.job import Job, Layout
 from ullage.timing.work import Attention, Exchange, Matmul, Traffic
 
@@ -50,7 +53,7 @@ def bandwidth_bytes_per_s(device: Device) -> float:
 
 
 def matmul_s(device: Device, work: Matmul) -> float:
-    how = work.accumulate, work.streams, work.aligned, work.rowwise, work.cuda
+    how = work.accumulate, work.streams, work.aligned, work.rowwise, work.cuda, work.direction
     return multiplied_s(device, work.dtype, work.m, work.n, work.k, work.groups, *how)
 
 
@@ -67,8 +70,11 @@ def multiplied_s(
     aligned: bool,
     by_rows: bool,
     cuda: str,
+    direction: Direction = "forward",
 ) -> float:
     """A ``Matmul`` by its fields: a search asks for a hundred thousand."""
+    if device.measured is not None:
+        return 2 * m * n * k * groups / matmul_flops_per_s(device.measured, dtype, direction, m, n, k, groups)
     if groups > 1:
         share = grouped_matmul_efficiency(device, dtype, groups, m, n, k, accumulate, streams)
     else:
@@ -83,23 +89,30 @@ def multiplied_s(
 
 @lru_cache(maxsize=4096)
 def attention_s(device: Device, work: Attention, impl: str, *, backward: bool) -> float:
+    times = BACKWARD_OF_ATTENTION if backward else 1.0
+    if device.measured is not None:
+        how = work.head_dim, work.keys, work.causal, backward
+        return times * work.flops / attention_flops_per_s(device.measured, work.dtype, *how)
     share = attention_efficiency(
         device, impl, work.dtype, work.head_dim, work.keys, work.causal, backward, work.batch * work.heads
     )
-    times = BACKWARD_OF_ATTENTION if backward else 1.0
     return times * work.flops / (peak_flops_per_s(device, work.dtype) * share.value)
 
 
 @lru_cache(maxsize=65536)
-def traffic_s(device: Device, work: Traffic) -> float:
+def traffic_s(device: Device, work: Traffic, *, backward: bool) -> float:
     if not work.bytes:
         return 0.0
+    if device.measured is not None:
+        return measured_traffic_s(device.measured, work.kind, work.bytes, backward=backward)
     share = memory_efficiency(device, work.kind).value
     return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
 
 
 def moved_s(device: Device, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
     """Bytes read and written by kernels so large that their start does not count."""
+    if device.measured is not None:
+        return measured_traffic_s(device.measured, kind, moved_bytes, backward=False)
     return moved_bytes / (bandwidth_bytes_per_s(device) * memory_efficiency(device, kind).value)
 
 
@@ -141,6 +154,8 @@ def exchange_cost(job: Job, work: Exchange) -> Cost:
 def called(kind: Kind, payload_bytes: int, group: Group, cluster: Cluster) -> Cost:
     """A collective as a training process calls it."""
     cost = transfer(kind, payload_bytes, group, curve(cluster))
+    if cluster.device.measured is not None and group.domains == 1:  # measured as torch calls it
+        return cost
     return replace(cost, seconds=cost.seconds + called_s(kind)) if cost.seconds else cost
 
 

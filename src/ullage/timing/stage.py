@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ullage.calibration.memory import MemoryKind
-from ullage.calibration.overlap import contention
+from ullage.calibration.overlap import beside_s, contention
 from ullage.engines.base import flag
 from ullage.engines.megatron.accounting import recompute_group
 from ullage.engines.recompute import stops_early
@@ -105,7 +105,7 @@ class Stage:
         self.numels: dict[Block, int] = {}
         self.left: dict[Block, float] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
-        self.slower = contention(job.cluster.device).slowdown - 1.0
+        self.contention = contention(job.cluster.device)
         self.runs = [self._runs(at) for at in range(len(rank.chunks))]
         self.times = [self._chunk(at) for at in range(len(rank.chunks))]
         self.bare = self.times
@@ -163,7 +163,7 @@ class Stage:
                 compute_s=self._run_s(block, time.forward.total_s, hosted=hosted)
                 + (self._copied_out_s(block) if gathers else 0.0),
                 gather_s=self._gather_s(block, hosted=hosted, both=False) if gathers else 0.0,
-                hindered_s=self.slower * time.forward.of(COMPUTE),
+                hindered_s=self._hindered_s(time.forward.of(COMPUTE), time.forward.total_s),
             )
             wrapped += [one] * count
         return forward_s(wrapped)
@@ -184,10 +184,14 @@ class Stage:
                 + (0.0 if beside else copied),
                 gather_s=self._gather_s(block, hosted=hosted, both=True) if block.name in again else 0.0,
                 reduce_s=(self._reduce_s(block) if reduces else 0.0) + (copied if beside else 0.0),
-                hindered_s=self.slower * time.backward_matmul_s,
+                hindered_s=self._hindered_s(time.backward_matmul_s, time.backward_s),
             )
             wrapped += [one] * count
         return backward_s(wrapped)
+
+    def _hindered_s(self, matmul_s: float, total_s: float) -> float:
+        """What a busy wire would add to a block's pass."""
+        return (self.contention.slowdown - 1.0) * (total_s if self.contention.everything else matmul_s)
 
     def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
         """One block's pass, what its neighbour leaves on the host copied beside it."""
@@ -295,6 +299,12 @@ class Stage:
         last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
         first = min(time.first_forward_s for time in self.times) if gathers else 0.0
         for one in states.replica_reductions(self.job, self.rank):
-            yield one, states.reductions(self.job), max(0.0, self._sent_s([one]) - last)
+            yield one, states.reductions(self.job), self._past_s(self._sent_s([one]), last)
         for one in states.replica_gathers(self.job, self.rank):
-            yield one, 1, max(0.0, self._sent_s([one]) - first)
+            yield one, 1, self._past_s(self._sent_s([one]), first)
+
+    def _past_s(self, sent_s: float, cover_s: float) -> float:
+        """What an exchange adds to the pass that it runs beside."""
+        if self.contention.everything:
+            return beside_s(self.contention, cover_s, sent_s) - cover_s
+        return max(0.0, sent_s - cover_s)

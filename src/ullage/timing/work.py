@@ -5,6 +5,7 @@ from __future__ import annotations
 from ullage.calibration.memory import MemoryKind
 from ullage.frozen import frozen, replace
 from ullage.hardware.curve import Kind
+from ullage.hardware.measured import Direction
 
 
 @frozen
@@ -13,6 +14,7 @@ class Matmul:
 
     accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion). aligned: rows of all three start at multiples of 16 bytes.
     rowwise: 8-bit operands with a scale for each row (torch._scaled_mm's own kernel, CUTLASS). cuda: whose cuBLAS; "" a recent one.
+    direction: which of a linear's three it is.
     """
 
     m: int
@@ -25,6 +27,7 @@ class Matmul:
     aligned: bool = True
     rowwise: bool = False
     cuda: str = ""
+    direction: Direction = "forward"
 
     @property
     def flops(self) -> int:
@@ -33,8 +36,8 @@ class Matmul:
     def transposes(self, *, accumulate: bool) -> tuple[Matmul, Matmul]:
         """The two of the backward: the input's gradient [m, n] x [n, k], and the weight's [n, m] x [m, k]."""
         return (
-            replace(self, n=self.k, k=self.n),
-            replace(self, m=self.n, n=self.k, k=self.m, accumulate=accumulate),
+            replace(self, n=self.k, k=self.n, direction="dgrad"),
+            replace(self, m=self.n, n=self.k, k=self.m, accumulate=accumulate, direction="wgrad"),
         )
 
 
