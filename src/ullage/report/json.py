@@ -225,6 +225,7 @@ def measured(answer: Measured) -> dict[str, object]:
         },
         "ranks": [_rank_memory(one) for one in answer.ranks],
         "step_s": answer.step_s,
+        "predicted_step_s": answer.predicted_step_s,
         "tokens_per_s_per_rank": answer.tokens_per_s_per_rank,
     }
 

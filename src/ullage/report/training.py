@@ -74,7 +74,13 @@ def measured_report(found: Measured, job: Job) -> Iterator[RenderableType]:
         yield Text(f"measured: rank {found.worst.rank}, {found.worst.moment}")
     yield heading("Ranks", "MiB")
     yield _ranks(found)
-    yield Text(f"\n{found.step_s:.3f} s a step, {found.tokens_per_s_per_rank:,.0f} tokens/s a rank")
+    yield Text(f"\n{found.step_s:.3f} s a step, {found.tokens_per_s_per_rank:,.0f} tokens/s a rank{_against(found)}")
+
+
+def _against(found: Measured) -> str:
+    if found.predicted_step_s is None:
+        return ""
+    return f"; {found.predicted_step_s:.3f} s predicted, {found.predicted_step_s / found.step_s:.2f} of measured"
 
 
 def _categories(found: Measured) -> Table:

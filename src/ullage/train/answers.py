@@ -62,6 +62,8 @@ class Measured:
 
     workspace_bytes: what the estimate has of these, 0 on a GPU.
     bound: what the relative error of the rank that holds most may be. step_s: median over the steps after the recorded ones.
+    predicted_step_s: of the job's own device; None where the ranks are on another, as CPU processes are unless the job's cluster names
+    a calibrated machine.
     """
 
     device: str
@@ -72,6 +74,7 @@ class Measured:
     predicted: tuple[tuple[str, int], ...]
     workspace_bytes: int
     step_s: float
+    predicted_step_s: float | None
     tokens_per_s_per_rank: float
     bound: float
 

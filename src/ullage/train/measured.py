@@ -23,6 +23,7 @@ from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.ledger import by_category, ledger
 from ullage.memory.program import locate_peak
+from ullage.timing.step import time_or_why
 from ullage.trace.events import Allocation, Trace
 from ullage.trace.models import dropouts
 from ullage.trace.run import real
@@ -169,6 +170,7 @@ def _held_against(expected: Estimate, run: Run, ranks: list[RankMemory], seconds
         predicted=tuple(lines.most_common()),
         workspace_bytes=workspace,
         step_s=seconds,
+        predicted_step_s=_predicted_s(run.job, on_cpu=on_cpu),
         tokens_per_s_per_rank=data.micro_batch * data.grad_accum * data.seq_len / seconds,
         bound=BOUND,
     )
@@ -180,6 +182,14 @@ def _predicted(expected: Estimate) -> tuple[Counter[str], str]:
     peaks = [locate_peak(account(job, graph, rank).program) for rank in ranks_of(job, graph)]
     index, worst = max(enumerate(peaks), key=lambda one: one[1].bytes)
     return Counter(by_category(ledger(worst))), expected.ranks[index].moment
+
+
+def _predicted_s(job: Job, *, on_cpu: bool) -> float | None:
+    """Of the device that the job is run on, where its time is known."""
+    if on_cpu and job.cluster.device.vendor != "cpu":
+        return None
+    found = time_or_why(job)
+    return None if isinstance(found, Unsupported) else found.step_s
 
 
 def _versions(job: Job) -> tuple[str, ...]:
