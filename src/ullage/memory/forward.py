@@ -54,7 +54,10 @@ class Forward:
                 last.pop(name, None)
         ends = _by_index(last)
         for index in indices:
-            scratch = self._make(self._block.steps[index], "again", segment.keep) if index != unmade else []
+            scratch = []
+            if index != unmade:
+                scratch = self._make(self._block.steps[index], "again", segment.keep)
+                self._take_kept(index, number)
             self._save_again(index, segment, backward_at)
             self._live.free(*scratch)
             self._end(ends.get(index, ()), "again")
@@ -90,6 +93,12 @@ class Forward:
         scratch = [self._items.tensor(buffer, "transient", f"forward of {step.name}") for buffer in step.scratch]
         self._live.alloc(*scratch)
         return scratch
+
+    def _take_kept(self, index: int, number: int) -> None:
+        """What a step has kept is its result now, once: it lives on as what runs again would (torch/utils/checkpoint.py, _CONSUMED)."""
+        for name in self._block.steps[index].made:
+            if name in self._segments[number].keep:
+                self._live.let_go(name, ("kept", number))
 
     def _item(self, step: Step, buffer: Buffer) -> Item:
         if buffer.name == self._block.output:
