@@ -43,6 +43,7 @@ TWO = {
     "the first two layers": job_of("fsdp2", 2, recompute={"layers": 2}),
     "groups of layers": job_of("fsdp2", 2, recompute={"sqrt": True}),
     "MLPs alone, bf16": job_of("fsdp2", 2, recompute={"modules": ["mlp"]}, precision="bf16-mixed"),
+    "by op": job_of("fsdp2", 2, recompute="selective"),
     "eager": job_of("fsdp2", 2, attention="eager"),
     "math": job_of("ddp", 2, attention="math"),
     "no clipping, SGD": job_of(
@@ -54,7 +55,7 @@ TWO = {
     "ZeRO-1, fp16": job_of("zero1", 2, precision="fp16-mixed"),
     "ZeRO-3, fp16": job_of("fsdp2", 2, precision="fp16-mixed"),
     "TP": job_of("fsdp2", 2, layout=TP, recompute="full"),
-    "TP, bf16": job_of("fsdp2", 2, layout=TP, precision="bf16-mixed"),
+    "TP, bf16": job_of("fsdp2", 2, layout=TP, precision="bf16-mixed", recompute="selective"),
     "GPipe": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, recompute="full"),
     "1F1B, fp16": job_of("fsdp2", 2, layout=PP, precision="fp16-mixed"),
     "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}, recompute={"layers": 1}),

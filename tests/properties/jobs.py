@@ -44,7 +44,6 @@ ENGINES = (
     {"name": "megatron", "zero_stage": 1},
 )
 RECOMPUTE = ["none", "full", "selective", {"every": 2}, {"layers": 1}, {"sqrt": True}]
-SELECTIVE = ("fsdp2", "megatron")  # the engines whose stacks in these tests have a selective policy of their own
 PARALLEL = ("megatron",)  # the engines whose stacks divide layers by tp and pp in these tests
 
 
@@ -86,9 +85,7 @@ def jobs(draw: st.DrawFn) -> Job:
             "micro_batch": draw(st.integers(1, 3)),
             "grad_accum": draw(st.integers(1, 5)),
         },
-        "recompute": draw(
-            st.sampled_from(RECOMPUTE if name in SELECTIVE else [how for how in RECOMPUTE if how != "selective"])
-        ),
+        "recompute": draw(st.sampled_from(RECOMPUTE)),
         "attention": draw(st.sampled_from(["flash", "eager"])),
         "optimizer": {"name": "adamw", "impl": draw(st.sampled_from(["fused", "foreach", "for-loop"]))},
         "precision": draw(st.sampled_from(["bf16-mixed", "bf16"])),

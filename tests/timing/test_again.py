@@ -53,6 +53,15 @@ def test_kept_results_are_not_sent_again() -> None:
     assert sent == {"q_proj", "gate_proj"}
 
 
+def test_what_ranks_have_reduced_is_not_reduced_again() -> None:
+    """transformers' layers under the same policy: the output projection's matmul runs again, its all-reduce does not."""
+    layout = {"dp": 2, "tp": 4}
+    _, computed, sent = _again(recompute="selective", stack="transformers", stack_version=None, layout=layout)
+    assert computed == MATMULS - SAVED
+    assert not sent
+    assert _again(recompute="full", stack="transformers", stack_version=None, layout=layout)[2] == {"o_proj"}
+
+
 def test_megatron_runs_all_of_a_checkpoint_and_whole_modules() -> None:
     megatron = {"stack": "megatron", "stack_version": None, "engine": {"name": "megatron"}, "precision": "bf16"}
     fused = {"qkv", "attention", "o_proj", "gate_up", "down_proj"}

@@ -1,6 +1,7 @@
 """The closed form of a block is the trace of it, to the byte. Red: a release changed what a block keeps, and the message says which op."""
 
 from itertools import cycle, product
+from typing import Literal
 
 import pytest
 
@@ -8,12 +9,14 @@ from ullage.trace import compare
 from ullage.trace.compare import ATTENTIONS, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
 from ullage.trace.families import EAGER_ONLY, FAMILIES
 
-MODES = [
+MODES: list[tuple[str, str, Literal["none", "full", "selective"]]] = [
     ("bf16", "sdpa", "none"),
     ("autocast", "eager", "full"),
     ("fp32", "sdpa", "none"),
     ("bf16", "eager", "full"),
     ("autocast", "sdpa", "none"),
+    ("autocast", "sdpa", "selective"),
+    ("bf16", "eager", "selective"),
 ]
 """The families take turns; `python -m ullage.trace.compare` tries each in all."""
 

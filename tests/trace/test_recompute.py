@@ -21,6 +21,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("fsdp2", 2, {"recompute": {"sqrt": True}, "model": {"num_hidden_layers": 9}, "data": {"grad_accum": 1}}),
     ("fsdp2", 2, {"recompute": {"sqrt": True}, "precision": "bf16-mixed"}),
     ("fsdp2", 2, {"recompute": {"modules": ["mlp"]}}),
+    ("fsdp2", 2, {"recompute": "selective"}),
 ]
 
 

@@ -28,7 +28,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("data.padding_mask", {"data": {"padding_mask": True}}),
     ("data.seq_len_mean", {"data": {"seq_len_mean": 12}}),
     ("recompute", {"recompute": {"modules": ["core_attn"]}}),
-    ("recompute", {"recompute": "selective"}),
     ("attention", {"attention": "mem-efficient"}),
     ("loss", {"loss": "chunked"}),
     ("lora", {"lora": {"rank": 4}}),

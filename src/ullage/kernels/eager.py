@@ -90,6 +90,7 @@ class Tape:
         serves: Mapping[str, Iterable[str]] | None = None,
         borrows: tuple[Crossing, ...] = (),
         lends: tuple[Crossing, ...] = (),
+        op: str = "",
     ) -> Value:
         """One node. ``beside``: further tensors that it makes (statistics, masks)."""
         made = () if out is None else (self.buffer(out, what or name),)
@@ -114,6 +115,7 @@ class Tape:
                 borrows=borrows,
                 lends=lends,
                 module=self.module,
+                op=op,
             )
         )
         return self.define(out) if out is not None else Value(name, (), "")

@@ -21,9 +21,10 @@ from ullage.kernels import (
     transformers_moe,
     transformers_norm,
     transformers_rope,
+    transformers_selective,
 )
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer, Context, Segment, Step
+from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block, Op
 
 Emit = Callable[[Tape, Op], object]
@@ -131,13 +132,7 @@ def _stream_first(block: Block, op: Op) -> Op:
 _STREAM_FIRST = frozenset({"cohere", "stablelm"})
 
 
-def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
-    raise Unsupported(
-        "has no selective recomputation of its own",
-        key="recompute",
-        value="selective",
-        remedy="use full, or name modules",
-    )
+selective = transformers_selective.policy
 
 
 def buffers(context: Context) -> tuple[Buffer, ...]:

@@ -57,6 +57,7 @@ def _sdpa(tape: Tape, op: Op) -> Value:
         no_grad=mask,
         borrows=borrows,
         backward_scratch=_kernel_backward(tape, op),
+        op="attention",
     )
     if made is not output:
         tape.emit("attention", (made,), output, what="attention output, tokens first", passes=(made,))

@@ -44,6 +44,7 @@ def matmul(
         summed=[param if copy is None else copy.name for param, copy in copies.items() if _is_bias(param)],
         view_grads=() if rows or len(cast.dims) <= 2 else (cast,),
         serves={cast.name: of_weights, **{one.name: (cast.name,) for one in matrices}},
+        op="matmul",
     )
 
 

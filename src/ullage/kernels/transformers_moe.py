@@ -98,7 +98,7 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
         matmul(tape, logits.name, wide, [(param.name, param.dims)], logits, rows=True)
     else:
         weight: WeightGrad = context.weight(param.name, param.dims, "fp32", fusable=True)
-        tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,))
+        tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,), op="matmul")
     scored = tape.cast(logits, "fp32", "router.fp32") if tape.family == "deepseek_v2" else logits
     probs = Value("router.probs", logits.dims, scored.dtype)
     tape.emit(probs.name, (scored,), probs, what="routing scores", saves=(probs,))

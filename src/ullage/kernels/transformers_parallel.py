@@ -33,7 +33,9 @@ def leaving(tape: Tape, name: str, made: Value, output: Value) -> Value:
     """The all-reduced output where ``made`` is a term of it; the gradient is whole on every rank already."""
     if made is output:
         return output
-    return tape.emit(f"{name}.all_reduce", (made,), output, what=f"{name} output, all-reduced", passes=(made,))
+    return tape.emit(
+        f"{name}.all_reduce", (made,), output, what=f"{name} output, all-reduced", passes=(made,), op="all_reduce"
+    )
 
 
 def embedding_gradient(tape: Tape, param: Param) -> WeightGrad:

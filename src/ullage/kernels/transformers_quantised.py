@@ -45,6 +45,7 @@ def _linear4bit(tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, .
         what=f"{name} output",
         scratch=(whole, *_scales(tape, name, dims)) if double else (whole,),
         backward_scratch=(whole,),
+        op="matmul_4bit",
     )
     return tape.cast(made, output.dtype, output.name)
 

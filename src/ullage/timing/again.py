@@ -56,8 +56,8 @@ def work_again(
 
 
 def _forward(work: OpWork, again: Again) -> Pass:
-    """Of a linear whose input is gathered, or whose output is scattered, by steps of their own, one may run again without the other."""
-    sends = [name for name in (f"{work.name}.gather", f"{work.name}.reduce") if name in again.known]
+    """Of a linear whose input is gathered, or whose output is reduced, by steps of their own, one may run again without the other."""
+    sends = [name for how in ("gather", "reduce", "all_reduce") if (name := f"{work.name}.{how}") in again.known]
     runs = again.runs(work.name, work.module)
     if sends and not runs:
         return Pass(exchanges=work.forward.exchanges if again.names.intersection(sends) else ())

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ullage.errors import Unsupported
 from ullage.job.job import Job, Recompute
+from ullage.trace.selective import contexts
 from ullage.trace.wrapped import layers_of
 
 
@@ -34,10 +35,13 @@ def recompute_stage(job: Job, model: Any) -> None:
 
 def _checkpoint_layers(job: Job, model: Any) -> None:
     every = job.recompute.every if job.recompute.kind == "every" else 1
+    how: dict[str, Any] = {"use_reentrant": False}
+    if job.recompute.kind == "selective":
+        how["context_fn"] = contexts
     if hasattr(model, "activation_checkpointing_enable"):  # since transformers 5.23
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+        model.activation_checkpointing_enable(how, every_n_layers=every)
     elif every == 1:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable(how)
     else:
         raise Unsupported("is not in the transformers that is installed", key="recompute.every", value=every)
     if job.recompute.kind == "layers":

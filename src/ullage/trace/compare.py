@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate, product
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from ullage.job.bind import local_sizes
 from ullage.job.job import Data, Layout, Recompute
 from ullage.kernels.step import Context
 from ullage.memory.block import BlockProgram, GradRule, boundary_grad
-from ullage.memory.chunk import CHECKPOINT, PLAIN, Replayer
+from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
 from ullage.memory.program import Change, Item, Node, Repeat, alloc, net
 from ullage.memory.program import Sequence as Nodes
 from ullage.model.build import graph as build
@@ -38,12 +38,14 @@ from ullage.trace.cut import Part, parts
 from ullage.trace.events import Allocation, Trace
 from ullage.trace.families import EAGER_ONLY, FAMILIES
 from ullage.trace.run import Factory, trace
+from ullage.trace.selective import contexts
 from ullage.trace.steps import Tape
 
 BATCH, SEQ = 2, 40
 PRECISIONS = ("bf16", "fp32", "autocast")
 ATTENTIONS = ("sdpa", "eager")
-RECOMPUTES = ("none", "full")
+RECOMPUTES: tuple[Literal["none", "full", "selective"], ...] = ("none", "full", "selective")
+_MODES = {"none": PLAIN, "full": CHECKPOINT, "selective": SELECTIVE}
 _LOSS_BYTES = 4
 _TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32, "autocast": torch.float32}
 
@@ -54,7 +56,7 @@ class Case(NamedTuple):
     family: str
     precision: str = "bf16"
     attention: str = "sdpa"
-    recompute: str = "none"
+    recompute: Literal["none", "full", "selective"] = "none"
 
     def __str__(self) -> str:
         return f"{self.family} {self.precision} {self.attention} recompute {self.recompute}"
@@ -126,8 +128,9 @@ def factory(case: Case, config: Any) -> Factory:
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation=case.attention, dtype=_TORCH[case.precision]
         ).train()
-        if case.recompute == "full":
-            model.activation_checkpointing_enable({"use_reentrant": False})
+        if case.recompute != "none":
+            by_op = {"context_fn": contexts} if case.recompute == "selective" else {}
+            model.activation_checkpointing_enable({"use_reentrant": False, **by_op})
         ids = torch.randint(1, config.vocab_size, (BATCH, SEQ))
         labels = ids.clone()
 
@@ -229,10 +232,10 @@ def _programs(case: Case, config: Any) -> list[BlockProgram]:
     """Of every block."""
     keys = {**config.to_dict(), "model_type": case.family}
     graph = build(ModelConfig(name=case.family, keys=FrozenMap(keys)))
-    full = case.recompute == "full"
-    replayer = Replayer(context=context(case, graph), recompute=Recompute(kind="full" if full else "none"))
+    mode = _MODES[case.recompute]
+    replayer = Replayer(context=context(case, graph), recompute=Recompute(kind=case.recompute))
     rule = GradRule(dtype="fp32" if case.precision == "fp32" else None)
-    modes = [CHECKPOINT if full and block.role == "layer" else PLAIN for block in graph.blocks()]
+    modes = [mode if block.role == "layer" else PLAIN for block in graph.blocks()]
     return [replayer.program(block, mode, rule) for block, mode in zip(graph.blocks(), modes, strict=True)]
 
 

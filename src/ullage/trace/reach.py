@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage.job.job import Recompute
 
-RECOMPUTE = ("none", "full", "every", "layers", "sqrt", "modules")
+RECOMPUTE = ("none", "full", "selective", "every", "layers", "sqrt", "modules")
 MODULES = ("mlp",)
 """Parts of a layer that {modules: ...} may name: those that are one module in transformers' classes."""
 
