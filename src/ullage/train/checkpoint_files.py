@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from ullage.errors import InvalidInput
+from ullage.train.pieces import Piece
 from ullage.train.settings import Training
 from ullage.units import MIB
 
@@ -97,6 +98,12 @@ class Writer(FileSystemWriter):
         self.whole, self.part = whole, whole.with_suffix(".part")
         self.about, self.keep = about, keep
         super().__init__(self.part)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy in host memory; of pieces too, which DCP's own copier does not know."""
+        pieces = {name: value.copied() for name, value in state_dict.items() if isinstance(value, Piece)}
+        rest = {name: value for name, value in state_dict.items() if name not in pieces}
+        return {**super().stage(rest), **pieces}
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         future = super().write_data(plan, planner)

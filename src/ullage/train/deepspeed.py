@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from ullage.errors import UllageError
 from ullage.formats import deepspeed as configuration
 from ullage.formats.tree import nested
 from ullage.job.job import Job
@@ -28,6 +29,8 @@ from ullage.trace.models import build
 from ullage.trace.patch import replaced
 from ullage.trace.wrapped import optimizer_of
 from ullage.train.composed import Run, Stepped, kernels, with_rates
+from ullage.train.partitions import Partitions
+from ullage.train.states import states_of
 
 _DEPRECATED = r"`torch\.distributed\.\w+` is deprecated"
 """DeepSpeed calls collectives by names that torch has renamed."""
@@ -42,11 +45,13 @@ _OF_EVERY_RUN = {
 class DeepSpeedRun(Run):
     """model: DeepSpeed's engine, which clips, scales losses and steps by itself. optimizer: the one that it wraps.
 
-    linear: torch's function as the engine wants it, which under ZeRO-3 replaces it for the whole process.
+    linear: torch's function as the engine wants it, which under ZeRO-3 replaces it for the whole process. partitions: None without ZeRO.
     """
 
     model: Any
+    scaler: Any
     linear: Any
+    partitions: Partitions | None
 
     def step(self, micro_batches: Sequence[torch.Tensor]) -> Stepped:
         total = torch.zeros((), device=self.device)
@@ -60,18 +65,60 @@ class DeepSpeedRun(Run):
                 del loss
                 if number == len(micro_batches) and self.job.engine.zero_stage == 0:
                     norm = self._norm()
-                self.model.step()
+                self._stepped()
         skipped = not self.model.was_step_applied()
+        if skipped and self.scaler is not None and self.scaler.fixed:
+            raise UllageError(
+                f"fp16 overflows at a loss scale of {self.scaler.get_scale():g}, which is fixed",
+                remedy="leave engine.options.loss_scale out: it is dynamic then",
+            )
         if norm is None:
             norm = torch.as_tensor(math.inf if skipped else self.model.get_global_grad_norm())
         return Stepped(loss=total, grad_norm=norm if self.job.grad_clip else None, skipped=skipped)
+
+    def _stepped(self) -> None:
+        try:
+            self.model.step()
+        except Exception as error:
+            if "loss scale already at minimum" not in str(error):
+                raise
+            raise UllageError(f"fp16 overflows at DeepSpeed's least loss scale, {self.scaler.get_scale():g}") from None
 
     def _norm(self) -> torch.Tensor:
         """Without ZeRO the engine clips by a norm that it does not tell."""
         return torch.nn.utils.get_total_norm([one.grad for one in self.parameters.values() if one.grad is not None])
 
+    def states(self, *, made: bool = False) -> dict[str, Any]:
+        if self.partitions is not None:
+            return self.partitions.states(made=made)
+        return states_of(self.model.module, self.optimizer, made=made)
+
+    def restored(self) -> None:
+        if self.partitions is not None:
+            self.partitions.restored()
+
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: _whole(param).detach().cpu().clone() for name, param in self.parameters.items()}
+
+
+class _Scaler:
+    """DeepSpeed's loss scaler, asked as the loop asks torch's."""
+
+    _KEPT = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+        self.fixed: bool = not scaler.dynamic
+
+    def get_scale(self) -> float:
+        return float(self._scaler.cur_scale)
+
+    def state_dict(self) -> dict[str, float]:
+        return {name: getattr(self._scaler, name) for name in self._KEPT if hasattr(self._scaler, name)}
+
+    def load_state_dict(self, found: dict[str, float]) -> None:
+        for name, value in found.items():
+            setattr(self._scaler, name, value)
 
 
 def _whole(param: nn.Parameter) -> torch.Tensor:
@@ -100,7 +147,13 @@ def run_of(job: Job, *, device: torch.device, lr: float, weight_decay: float, we
         )
         linear = nn.functional.linear
     return DeepSpeedRun(
-        job=job, model=engine, optimizer=engine.basic_optimizer, scaler=None, device=device, linear=linear
+        job=job,
+        model=engine,
+        optimizer=engine.basic_optimizer,
+        scaler=_Scaler(engine.optimizer.loss_scaler) if job.precision.compute == "fp16" else None,
+        device=device,
+        linear=linear,
+        partitions=Partitions(engine) if job.engine.zero_stage else None,
     )
 
 
@@ -118,4 +171,5 @@ def _prepare(device: torch.device) -> None:
         get_accelerator().is_fp16_supported = lambda: True
     if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
         store = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # checkpoints are written on the host
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)

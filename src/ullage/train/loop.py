@@ -68,7 +68,9 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
                 if folder is None or job.lora is not None
                 else None,  # no checkpoint has a base
             )
-        torch.manual_seed(training.seed + 1 + _data_rank(job, rank))  # each data-parallel rank drops out by itself
+        torch.manual_seed(
+            training.seed + 1 + rank // job.layout.tp
+        )  # tensor-parallel ranks alone drop the same elements
         kept = Checkpoints(run, training, _same(job, training, tokens), group)
         stack.callback(kept.settle)
         begun = kept.restore(folder) if folder is not None else Position()
@@ -231,10 +233,6 @@ def factor(update: int, training: Training, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (update - warmup) / max(1, steps - warmup))))
 
 
-def _data_rank(job: Job, rank: int) -> int:
-    return rank // job.layout.tp % job.layout.dp
-
-
 def _of_first(asked: Callable[[], Any], group: Any) -> Any:
     """Rank 0's answer, on every rank."""
     if group is None:
@@ -249,14 +247,16 @@ def _of_first(asked: Callable[[], Any], group: Any) -> Any:
 
 def _refuse_no_number(number: int, loss: float, norm: float | None, run: Run, stepped: Stepped) -> None:
     """A loss or norm that is no number ends the run before it is saved; fp16's scaler skips such a step, until its scale is nothing."""
-    if stepped.skipped:
-        if run.scaler is None or run.scaler.get_scale() >= 1:
+    if stepped.skipped and run.scaler is not None:
+        if run.scaler.get_scale() >= 1:
             return
         what = f"step {number}: fp16 overflows at a loss scale of {run.scaler.get_scale():g}"
     elif not math.isfinite(loss):
         what = f"step {number}: the loss is {loss}"
     elif norm is not None and not math.isfinite(norm):
         what = f"step {number}: the loss is {loss:g}, and the norm of its gradients {norm}"
+    elif stepped.skipped:  # by DeepSpeed, which tells no norm where nothing is clipped
+        what = f"step {number}: the loss is {loss:g}, and its gradients are no numbers"
     else:
         return
     raise UllageError(what, remedy="lower --lr, lengthen --warmup-steps, or compute in bf16-mixed or fp32")
