@@ -86,7 +86,6 @@ def test_of_a_norm_that_follows_a_norm_the_gradient_is_a_new_tensor() -> None:
         ({"model": "gpt2"}, "stack"),
         ({"stack_version": "0.5.2"}, "stack_version"),
         ({"loss": "chunked"}, "loss"),
-        ({"recompute": "selective"}, "recompute"),
     ],
 )
 def test_what_liger_has_not_is_refused(keys: dict[str, object], key: str) -> None:

@@ -71,7 +71,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
-    """transformers' refusal."""
+    """transformers' policy by op, of which Liger's kernels are no part: they run again."""
     return transformers.selective(steps, context)
 
 

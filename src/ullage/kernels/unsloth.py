@@ -81,8 +81,8 @@ def _together(tape: Tape, ops: tuple[Op, ...]) -> None:
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
-    """transformers' refusal."""
-    return transformers.selective(steps, context)
+    """Unsloth has none; a policy by op would see into its functions."""
+    raise Unsupported("is not modelled in stack unsloth", key="recompute", value="selective", remedy="use full or none")
 
 
 def buffers(context: Context) -> tuple[Buffer, ...]:
