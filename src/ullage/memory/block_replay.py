@@ -16,7 +16,7 @@ from ullage.memory.weight_grads import WeightGrads
 
 
 class BlockReplay:
-    """Replays one block; call ``run`` once. items: shared by replays of one block whose programs are mixed in one step."""
+    """Replays one block; call ``run``, or ``left``, once. items: shared by replays of one block whose programs are mixed in one step."""
 
     __slots__ = ("_backward", "_block", "_forward", "_live", "_weights")
 
@@ -31,13 +31,7 @@ class BlockReplay:
 
     def run(self) -> BlockProgram:
         block, live = self._block, self._live
-        if block.input is not None:
-            holder = ("forward" if block.owns_input else "outside", block.input)
-            live[block.input] = Storage(boundary(block.input_bytes), holder)
-        for one in (one for step in block.steps for one in step.borrows):
-            holder = ("forward", one.name) if one.name in block.handed else ("outside", one.name)
-            live[one.name] = Storage(carried(one.bytes, one.slot, one.what), holder)
-        self._forward.first()
+        self._run_forward()
         forward = live.program()
         if block.output in live:
             live[block.output].holders.discard(("forward", block.output))  # the next block's from here on
@@ -50,6 +44,21 @@ class BlockReplay:
             cached=cached,
             views=frozenset(self._weights.views),
         )
+
+    def left(self) -> frozenset[str]:
+        """In place of ``run``: names of the tensors that a forward leaves behind, views of them too."""
+        self._run_forward()
+        return frozenset(name for name in self._live if self._live[name].holders)
+
+    def _run_forward(self) -> None:
+        block, live = self._block, self._live
+        if block.input is not None:
+            holder = ("forward" if block.owns_input else "outside", block.input)
+            live[block.input] = Storage(boundary(block.input_bytes), holder)
+        for one in (one for step in block.steps for one in step.borrows):
+            holder = ("forward", one.name) if one.name in block.handed else ("outside", one.name)
+            live[one.name] = Storage(carried(one.bytes, one.slot, one.what), holder)
+        self._forward.first()
 
     def _leave_caches(self) -> tuple[Item, ...]:
         """Hands what only a cache still holds to whoever ends the forward."""

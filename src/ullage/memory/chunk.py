@@ -104,6 +104,14 @@ class Replayer:
 def _program(
     element: Element, context: Context, rule: GradRule, recompute: Recompute, early_stop: bool, reentrant: bool
 ) -> BlockProgram:
+    whole = block_steps(element, context, recompute, early_stop=early_stop, reentrant=reentrant)
+    return BlockReplay(whole, grad_rule=rule, items=_items_of(element.block, context)).run()
+
+
+def block_steps(
+    element: Element, context: Context, recompute: Recompute, *, early_stop: bool = True, reentrant: bool = False
+) -> BlockSteps:
+    """An element's block, to be replayed."""
     block, mode = element.block, element.mode
     steps = stacks.lower(block, context)
     segments: tuple[Segment, ...] = ()
@@ -112,7 +120,7 @@ def _program(
     elif mode == SELECTIVE:
         segments = stacks.segments(block, context, recompute)
     is_first = block.role == "embedding"
-    whole = BlockSteps(
+    return BlockSteps(
         steps=steps,
         input=None if is_first else block.input.name,
         input_bytes=0 if is_first else stream_bytes(block.input, context),
@@ -123,7 +131,6 @@ def _program(
         handed=element.handed,
         owns_input=element.owns_input,
     )
-    return BlockReplay(whole, grad_rule=rule, items=_items_of(block, context)).run()
 
 
 @lru_cache(maxsize=1024)

@@ -19,6 +19,7 @@ from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_bytes
+from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
@@ -214,7 +215,7 @@ class GridCosts:
             return known.kept_bytes(kind, recompute, micro_batch)
         key = (kind, recompute.kind, recompute.modules)
         if key not in self._kept:
-            one, two = (_kept_by(self.kinds[kind], context, recompute) for context in self.contexts)
+            one, two = (_kept_bytes(self.kinds[kind], context, recompute) for context in self.contexts)
             self._kept[key] = (one, two - one)
         first, each = self._kept[key]
         return max(0, first + each * (micro_batch - 1))
@@ -302,6 +303,11 @@ class ShapeCosts:
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:
     return sum(exchange_cost(job, one).seconds for one in exchanges)
+
+
+def _kept_bytes(block: Block, context: Context, recompute: Recompute) -> int:
+    found = left_bytes(block, context, recompute)
+    return _kept_by(block, context, recompute) if found is None else found
 
 
 def _kept_by(block: Block, context: Context, recompute: Recompute) -> int:
