@@ -74,7 +74,7 @@ def test_where_attention_comes_from() -> None:
         return attention_efficiency(device(name), impl, "bf16", head_dim, 4096, True, False).provenance
 
     assert provenance("A100-SXM-80GB", "flash") == provenance("H200-SXM-141GB", "flash-3") == "measured"
-    assert provenance("A100-SXM-80GB", "flash-3") == provenance("MI300X-192GB", "flash") == "default"
+    assert provenance("A100-SXM-80GB", "flash-3") == provenance("MI325X-256GB", "flash") == "default"
     assert provenance("H100-SXM-80GB", "flash", 512) == "default"
 
 
