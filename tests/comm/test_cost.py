@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ullage.calibration.collectives import curve
 from ullage.comm.cost import seconds
 from ullage.comm.group import Group, axis_group
+from ullage.comm.volume import once_each
 from ullage.hardware.catalogue import cluster, node_types
 from ullage.hardware.curve import Kind
 from ullage.units import GIB, GIGA, MIB
@@ -101,3 +102,14 @@ def test_nvlink_sharp_lifts_an_all_reduce_above_the_ring() -> None:
     machine = cluster("dgx-h200")
     took = seconds("all_reduce", 8 * GIB, axis_group(machine, 1, 8), curve(machine)).seconds
     assert 8 * GIB * 2 * 7 / 8 / took > 450 * GIGA
+
+
+def test_a_token_crosses_to_a_node_once() -> None:
+    """Of 32 ranks on 4 nodes and 8 experts a token: 3.6 nodes want it where 8 copies would go."""
+    machine = cluster("4xdgx-h100")
+    group, links = axis_group(machine, 1, 32), curve(machine)
+    rows = GIB
+    each = seconds("all_to_all", rows, group, links)
+    once = seconds("all_to_all", round(rows * once_each(8, 32)), group, links, 8)
+    start = links.all_to_all_start_s
+    assert (once.seconds - start) / (each.seconds - start) == pytest.approx(4 * (1 - (3 / 4) ** 8) / 8, rel=1e-6)

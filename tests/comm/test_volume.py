@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.comm.volume import factor, hierarchical_bytes, sent_bytes
+from ullage.comm.volume import factor, hierarchical_bytes, once_each, sent_bytes
 from ullage.hardware.curve import Kind
 
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
@@ -65,3 +65,11 @@ def test_a_hierarchy_sends_what_the_ring_sends(kind: Kind, payload: int, inside:
 @given(kind=st.sampled_from(KINDS), ranks=st.integers(1, 4096))
 def test_more_ranks_never_send_less(kind: Kind, ranks: int) -> None:
     assert factor(kind, ranks) <= factor(kind, ranks + 1) <= Fraction(2)
+
+
+def test_a_token_goes_once_to_each_place() -> None:
+    assert once_each(1, 8) == pytest.approx(1)
+    assert once_each(8, 1) == pytest.approx(1 / 8)
+    assert once_each(2, 2) == pytest.approx(3 / 4)  # half of all pairs are of one place
+    assert 4 * once_each(8, 4) == pytest.approx(4 * 4 * (1 - (3 / 4) ** 8) / 8)
+    assert once_each(8, 10**6) == pytest.approx(1, rel=1e-5)

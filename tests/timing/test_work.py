@@ -203,3 +203,17 @@ def test_heads_that_are_traded_are_copied_before_and_after() -> None:
     sent = sum(one.payload_bytes for one in core.forward.exchanges)
     assert sent == 2048 * (32 + 8 + 8 + 32) * 128 * 2
     assert [one.bytes for one in (*core.forward.traffic, *core.backward.traffic)] == [4 * sent, 4 * sent]
+
+
+def test_deepep_sends_a_token_once_to_a_rank() -> None:
+    """Qwen3 235B: eight of 128 experts on eight ranks are on 5.25 ranks."""
+
+    def sent(**options) -> int:
+        engine = {"name": "megatron", "options": options}
+        _, _, found = works(model="qwen3-235b-a22b", layout={"dp": 8, "ep": 8}, engine=engine)
+        return next(one.payload_bytes for work in found for one in work.forward.exchanges if one.axis == "ep")
+
+    every, once = sent(), sent(moe_token_dispatcher_type="flex")
+    assert once / every == pytest.approx((1 - (7 / 8) ** 8), rel=1e-6)
+    assert sent(moe_dispatch="deepep") == once
+    assert sent(moe_token_dispatcher_type="alltoall") == every

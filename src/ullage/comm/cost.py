@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import Literal
 
 from ullage.comm.group import Group
-from ullage.comm.volume import Algorithm, factor
+from ullage.comm.volume import Algorithm, factor, once_each
 from ullage.frozen import frozen
 from ullage.hardware.curve import Curve, Kind, Protocol, Samples, Steps
 
@@ -33,8 +33,11 @@ _FREE = Cost(seconds=0.0, link="", algorithm="none", provenance="exact")
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def seconds(kind: Kind, payload_bytes: int, group: Group, curve: Curve) -> Cost:
-    """One collective of ``payload_bytes`` (as ``volume`` counts it). A group of one, or nothing to move, costs exactly 0 s."""
+def seconds(kind: Kind, payload_bytes: int, group: Group, curve: Curve, copies: int = 1) -> Cost:
+    """One collective of ``payload_bytes`` (as ``volume`` counts it). A group of one, or nothing to move, costs exactly 0 s.
+
+    copies: of an all_to_all, experts of a token, which crosses to each domain once and is handed on inside it.
+    """
     if group.ranks == 1 or payload_bytes <= 0:
         return _FREE
     if group.domains == 1:
@@ -42,7 +45,7 @@ def seconds(kind: Kind, payload_bytes: int, group: Group, curve: Curve) -> Cost:
         widest = max(one.ranks for one in curve.samples)
         provenance = curve.intra_provenance if group.ranks <= widest else "default"
         return Cost(seconds=inside_s, link=curve.intra_name, algorithm="measured", provenance=provenance)
-    across_s, algorithm, slowest = _across_s(kind, payload_bytes, group, curve)
+    across_s, algorithm, slowest = _across_s(kind, payload_bytes, group, curve, copies)
     return Cost(seconds=across_s, link=slowest, algorithm=algorithm, provenance=curve.inter_provenance)
 
 
@@ -71,11 +74,11 @@ def _wider_s(kind: Kind, payload_bytes: float, ranks: int, widest: Samples, curv
     return _at(widest, payload_bytes * grown) + rounds * (ranks - widest.ranks) * curve.step_s
 
 
-def _across_s(kind: Kind, payload_bytes: int, group: Group, curve: Curve) -> tuple[float, str, str]:
+def _across_s(kind: Kind, payload_bytes: int, group: Group, curve: Curve, copies: int) -> tuple[float, str, str]:
     """(seconds, algorithm, slowest link)"""
     nics = curve.nic_bytes_per_s * curve.domain_gpus / group.nic_groups  # of one domain, for this group
     if kind == "all_to_all":
-        return _exchange_s(payload_bytes, group, curve, nics)
+        return _exchange_s(payload_bytes, group, curve, nics, copies)
     if kind == "send":
         simple = curve.protocols[-1].ring
         rate = nics / group.domain_ranks
@@ -117,13 +120,14 @@ def _tree_s(payload_bytes: int, group: Group, protocol: Protocol, curve: Curve, 
     return latency + moved / rate, f"tree, {protocol.name}"
 
 
-def _exchange_s(payload_bytes: int, group: Group, curve: Curve, nics: float) -> tuple[float, str, str]:
-    """Every rank sends its share to every other; what stays inside the domain passes meanwhile."""
+def _exchange_s(payload_bytes: int, group: Group, curve: Curve, nics: float, copies: int) -> tuple[float, str, str]:
+    """Every rank sends its share to every other; what stays inside the domain, or is handed on in it, passes meanwhile."""
     rank_nic = nics / group.domain_ranks
-    across = payload_bytes * (group.ranks - group.domain_ranks) / group.ranks / rank_nic
+    crossing = payload_bytes * once_each(copies, group.domains) / once_each(copies, group.ranks)
+    across = crossing * (group.ranks - group.domain_ranks) / group.ranks / rank_nic
     inside = 0.0
     if group.domain_ranks > 1:
-        kept = payload_bytes * group.domain_ranks / group.ranks
+        kept = payload_bytes * (group.domain_ranks / group.ranks if copies == 1 else 1)
         inside = _inside_s("all_to_all", kept, group.domain_ranks, curve)
     return curve.all_to_all_start_s + max(across, inside), "direct", curve.inter_name
 

@@ -43,6 +43,11 @@ def factor(kind: Kind, ranks: int, algorithm: Algorithm = "ring") -> Fraction:
     return 2 * share
 
 
+def once_each(copies: int, places: int) -> float:
+    """Share of a token's ``copies`` (of experts picked evenly) that is sent where each of ``places`` gets it at most once."""
+    return places * (1 - (1 - 1 / places) ** copies) / copies
+
+
 def hierarchical_bytes(kind: Kind, payload_bytes: int, domain_ranks: int, domains: int) -> tuple[Fraction, Fraction]:
     """(inside a domain, between domains) per rank: reduce-scatter inside, the collective among peers across, all-gather inside.
 

@@ -120,7 +120,7 @@ class _GrowingPass:
         if self._exchanges:
             cover = covers(matmuls, attention, backward=self._backward)
             for one, each, group in self._exchanges:
-                alone = called(one.kind, one.payload_bytes + each * more, group, cluster).seconds
+                alone = called(one.kind, one.payload_bytes + each * more, group, cluster, one.copies).seconds
                 found += waited_s(one, alone, cover.get(one.behind, 0.0), self._place)
         return found
 

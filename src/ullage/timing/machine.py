@@ -147,13 +147,13 @@ def exchange_group(job: Job, axis: str) -> Group:
 
 def exchange_cost(job: Job, work: Exchange) -> Cost:
     """Seconds of one exchange of a job by itself, and how it is done."""
-    return called(work.kind, work.payload_bytes, exchange_group(job, work.axis), job.cluster)
+    return called(work.kind, work.payload_bytes, exchange_group(job, work.axis), job.cluster, work.copies)
 
 
 @lru_cache(maxsize=65536)
-def called(kind: Kind, payload_bytes: int, group: Group, cluster: Cluster) -> Cost:
+def called(kind: Kind, payload_bytes: int, group: Group, cluster: Cluster, copies: int = 1) -> Cost:
     """A collective as a training process calls it."""
-    cost = transfer(kind, payload_bytes, group, curve(cluster))
+    cost = transfer(kind, payload_bytes, group, curve(cluster), copies)
     if cluster.device.measured is not None and group.domains == 1:  # measured as torch calls it
         return cost
     return replace(cost, seconds=cost.seconds + called_s(kind)) if cost.seconds else cost
@@ -161,4 +161,5 @@ def called(kind: Kind, payload_bytes: int, group: Group, cluster: Cluster) -> Co
 
 def sent_s(cluster: Cluster, layout: Layout, work: Exchange) -> float:
     """Seconds of an exchange over one of the layout's own axes."""
-    return called(work.kind, work.payload_bytes, axis_group(cluster, layout, work.axis), cluster).seconds
+    group = axis_group(cluster, layout, work.axis)
+    return called(work.kind, work.payload_bytes, group, cluster, work.copies).seconds

@@ -10,10 +10,11 @@ from ullage import dtypes
 from ullage.frozen import replace
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
-from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op, Tensor
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing.exchanges import (
     context_parallel,
     context_parallel_moves,
+    expert_parallel,
     gathers_8_bit,
     split_loss,
     tensor_parallel,
@@ -97,8 +98,7 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
     if op.kind == "attention":
         return _attention(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
-        rows = context.tensor(Tensor(name="rows", dims=(ROUTED, "hidden"))).bytes
-        sent = Pass(exchanges=(Exchange(kind="all_to_all", axis="ep", payload_bytes=rows),))
+        sent = Pass(exchanges=(expert_parallel(context),))
         return OpWork(name=f"{op.name} exchange", module=op.module, forward=sent, backward=sent)
     if op.kind == "embedding" and context.tp > 1:
         return vocabulary_parallel(op, context)

@@ -74,7 +74,8 @@ class Exchange:
     """A collective of ``payload_bytes`` over an axis of the layout, payload as comm/volume.py counts it.
 
     behind: the matmul of the same op ("forward", "dgrad", "wgrad"), or the attention, that runs while it is on the wire; "" where the
-    rank waits. pieces: it is cut into as many, each of which a part of that matmul waits for or makes.
+    rank waits. pieces: it is cut into as many, each of which a part of that matmul waits for or makes. copies: experts of a token, which
+    is sent once to each rank, and domain, that has any of them.
     """
 
     kind: Kind
@@ -82,6 +83,7 @@ class Exchange:
     payload_bytes: int
     behind: str = ""
     pieces: int = 1
+    copies: int = 1
 
 
 @frozen
