@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.training import IMPORTS, all_trained, job_of
+from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_trained, job_of
 from tests.distributed.world import context, killed, run
 
 from ullage.job.job import Job
@@ -26,19 +26,52 @@ KILLS = 25
 SGD = {"name": "sgd", "impl": "foreach"}
 FOUR = {"grad_accum": 1}  # the same eight sequences a step on four ranks
 ONE = {"grad_accum": 4}
+PP = {"pp": 2, "pp_split": [2, 1]}
+TIED = {"tie_word_embeddings": True}
+FOUR_LAYERS = {"num_hidden_layers": 4}
 
 JOBS = {
     "DDP": job_of("ddp", 2),
     "ZeRO-1": job_of("zero1", 2),
     "ZeRO-3": job_of("fsdp2", 2),
-    "ZeRO-3, tied": job_of("fsdp2", 2, model={"tie_word_embeddings": True}),
+    "ZeRO-3, tied": job_of("fsdp2", 2, model=TIED),
     "DDP, dropout": job_of("ddp", 2, model={"attention_dropout": 0.3}),
     "DDP, fp16": job_of("ddp", 2, precision="fp16-mixed"),
     "ZeRO-3, bf16": job_of("fsdp2", 2, precision="bf16-mixed"),
     "TP": job_of("fsdp2", 2, layout={"tp": 2}, data=ONE),
     "SGD, momentum": job_of("ddp", 2, optimizer=SGD, options={"momentum": 0.9}),
     "SGD": job_of("fsdp2", 2, optimizer=SGD),
+    "1F1B, tied": job_of("fsdp2", 2, layout=PP, model=TIED),
+    "interleaved 1F1B, bf16, dropout": job_of(
+        "fsdp2",
+        2,
+        layout={"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"},
+        model={**FOUR_LAYERS, "attention_dropout": 0.3},
+        precision="bf16-mixed",
+    ),
+    "a V, tied": job_of("fsdp2", 2, layout={"pp": 2, "vpp": 2, "schedule": "zbv"}, model={**FOUR_LAYERS, **TIED}),
+    "GPipe, fp16": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, precision="fp16-mixed"),
+    "states on the host": job_of("fsdp2", 2, offload={"params": "cpu", "optimizer": "cpu"}),
     "LoRA": job_of("ddp", 2, lora={"rank": 4, "dropout": 0.1}, precision="bf16-mixed"),
+    "DeepSpeed": job_of("deepspeed", 2, zero_stage=0),
+    "DeepSpeed ZeRO-1, bf16": job_of(
+        "deepspeed", 2, zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
+    ),
+    "DeepSpeed ZeRO-2": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS),
+    "DeepSpeed ZeRO-2, bf16": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS, precision="bf16-mixed"),
+    "DeepSpeed ZeRO-2, states on the host": job_of(
+        "deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed", offload={"optimizer": "cpu"}
+    ),
+    "DeepSpeed ZeRO-3, tied": job_of(
+        "deepspeed",
+        2,
+        zero_stage=3,
+        options={**STAGE_3, "sub_group_size": 20_000},
+        model={**TIED, "attention_dropout": 0.3},
+    ),
+    "DeepSpeed ZeRO-3, fp16": job_of(
+        "deepspeed", 2, zero_stage=3, options={**STAGE_3, "initial_scale_power": 20}, precision="fp16-mixed"
+    ),
 }
 OTHER_LAYOUTS = {
     "DDP to ZeRO-3": ("DDP", job_of("fsdp2", 2)),
@@ -50,6 +83,24 @@ OTHER_LAYOUTS = {
     "DDP to ZeRO-3 on four": ("DDP", job_of("fsdp2", 4, data=FOUR)),
     "ZeRO-1 to ZeRO-1 on four": ("ZeRO-1", job_of("zero1", 4, data=FOUR)),
     "ZeRO-3 to HSDP on four": ("ZeRO-3", job_of("fsdp2", 4, shard_group=2, data=FOUR)),
+    "DeepSpeed ZeRO-2 to ZeRO-3": ("DeepSpeed ZeRO-2", job_of("fsdp2", 2)),
+    "DeepSpeed ZeRO-2 to DeepSpeed ZeRO-3 on four": (
+        "DeepSpeed ZeRO-2",
+        job_of("deepspeed", 4, zero_stage=3, options=STAGE_3, data=FOUR),
+    ),
+    "ZeRO-3 to DeepSpeed ZeRO-1": ("ZeRO-3", job_of("deepspeed", 2, zero_stage=1, options=BUCKETS)),
+    "DeepSpeed ZeRO-2, states on the host, to DDP": (
+        "DeepSpeed ZeRO-2, states on the host",
+        job_of("ddp", 2, precision="fp16-mixed"),
+    ),
+    "DDP, fp16, to DeepSpeed ZeRO-2": (
+        "DDP, fp16",
+        job_of("deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed"),
+    ),
+    "ZeRO-3 to 1F1B": ("ZeRO-3", job_of("fsdp2", 2, layout=PP, data=ONE)),
+    "1F1B, tied, to one device": ("1F1B, tied", job_of("single", 1, model=TIED)),
+    "a V, tied, to ZeRO-3": ("a V, tied", job_of("fsdp2", 2, model={**FOUR_LAYERS, **TIED}, data=FOUR)),
+    "DeepSpeed ZeRO-2 to ZeRO-3 x PP on four": ("DeepSpeed ZeRO-2", job_of("fsdp2", 4, layout=PP)),
     "ZeRO-3 to one device": ("ZeRO-3", job_of("single", 1, data=ONE)),
 }
 
@@ -104,8 +155,9 @@ def test_the_same_layout_goes_on_bit_by_bit(name: str, runs: Path) -> None:
 
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
 def test_another_layout_goes_on_within_rounding(name: str, runs: Path) -> None:
-    source, _ = OTHER_LAYOUTS[name]
-    assert losses(runs / folder(name)) == pytest.approx(losses(runs / folder(source))[BEGUN:], rel=1e-5)
+    source, job = OTHER_LAYOUTS[name]
+    near = {"fp32": 1e-5, "fp16": 1e-3}[job.precision.compute]
+    assert losses(runs / folder(name)) == pytest.approx(losses(runs / folder(source))[BEGUN:], rel=near)
 
 
 def test_what_is_exported_is_what_was_trained(runs: Path) -> None:
@@ -116,14 +168,25 @@ def test_what_is_exported_is_what_was_trained(runs: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(runs / folder(name) / "hf", local_files_only=True)
         assert next(model.parameters()).dtype == torch.float32
         assert model.config.use_cache
-        assert model.config.tie_word_embeddings == (name == "ZeRO-3, tied")
+        assert model.config.tie_word_embeddings == name.endswith("tied")
         found: dict[str, torch.Tensor] = model.state_dict()
         return found
 
     sharded, again = exported("ZeRO-3"), exported("ZeRO-3 again")
-    assert exported("ZeRO-3, tied").keys() == sharded.keys()
+    for tied in ("ZeRO-3, tied", "DeepSpeed ZeRO-3, tied", "1F1B, tied"):
+        assert exported(tied).keys() == sharded.keys()
     assert all(torch.equal(value, again[name]) for name, value in sharded.items())
-    for other in ("ZeRO-3 to one device", "ZeRO-3 to TP", "ZeRO-3 to ZeRO-3 and TP on four"):
+    for other in (
+        "ZeRO-3 to one device",
+        "ZeRO-3 to TP",
+        "ZeRO-3 to ZeRO-3 and TP on four",
+        "ZeRO-3 to 1F1B",
+        "DeepSpeed ZeRO-2 to ZeRO-3 x PP on four",
+        "states on the host",
+        "DeepSpeed",
+        "DeepSpeed ZeRO-2",
+        "DeepSpeed ZeRO-2 to DeepSpeed ZeRO-3 on four",
+    ):
         for name, value in exported(other).items():
             torch.testing.assert_close(value, sharded[name], rtol=1e-4, atol=1e-5)
 

@@ -11,7 +11,7 @@ from tests.distributed.training import LLAMA
 from ullage.cli.main import main
 from ullage.errors import Infeasible, Unsupported
 from ullage.train.auto import chosen
-from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.reach import refuse_what_is_not_run
 
 WANTED = {"schema": 1, "model": LLAMA, "cluster": "2xH100-SXM-80GB", "data": {"seq_len": 64, "global_batch": 16}}
 
@@ -21,14 +21,16 @@ def test_a_plan_that_is_run() -> None:
     large = {"model": "llama-3.2-1b", "cluster": "4xA100-SXM-40GB", "data": {"seq_len": 2048, "global_batch": 16}}
     found = chosen({"schema": 1, **large}, ())
     refuse_what_is_not_run(found.job)
-    refuse_what_is_not_kept(found.job)
     assert found.estimate.verdict == "fits"
     assert found.job.data.micro_batch * found.job.data.grad_accum * found.job.layout.dp == 16
 
 
 def test_what_is_written_is_not_changed() -> None:
     assert chosen(WANTED, ("recompute=full",)).job.recompute.kind == "full"
-    assert chosen(WANTED, (), "ddp").job.engine.name == "ddp"
+    for engine in ("ddp", "deepspeed"):
+        found = chosen(WANTED, (), engine).job
+        refuse_what_is_not_run(found)
+        assert found.engine.name == engine
     with pytest.raises(Unsupported, match="--auto: no plan is run here; the best: attention"):
         chosen(WANTED, ("attention=mem-efficient",))
 

@@ -17,7 +17,7 @@ from tests.distributed.training import job_of
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from ullage.cli.main import main
-from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError, Unsupported
+from ullage.errors import Contradiction, Infeasible, InvalidInput, OutOfMemory, UllageError
 from ullage.job.job import Job
 from ullage.job.write import job_to_dict
 from ullage.train.checkpoint_files import claimed, complete
@@ -345,12 +345,3 @@ def test_weights_go_on_from_an_export(training: Training, tmp_path: Path) -> Non
         other = job_of("single", 1, model={"num_hidden_layers": 1, **changes})
         with pytest.raises(InvalidInput, match=r"is of another model: .* tensors are missing or have another shape"):
             train(other, replace(training, out=tmp_path / "c", weights=weights))
-
-
-def test_what_is_not_kept_is_refused_by_its_key(training: Training) -> None:
-    from ullage.train.reach import refuse_what_is_not_kept
-
-    for key, job in (("engine.name", job_of("deepspeed", 2, zero_stage=2)),):
-        with pytest.raises(Unsupported) as caught:
-            refuse_what_is_not_kept(job)
-        assert caught.value.key == key

@@ -1,4 +1,4 @@
-"""``--auto``: the best plan of a job whose missing keys are free, among those that the trainer runs and keeps."""
+"""``--auto``: the best plan of a job whose missing keys are free, among those that the trainer runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ullage.frozen import replace
 from ullage.job.job import Job
 from ullage.planner.plan import Plan, plan
 from ullage.planner.wanted import wanted
-from ullage.train.reach import KEPT, refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.reach import TORCH, refuse_what_is_not_run
 
 _PLAIN = {
     "layout.tp": "1",
@@ -24,8 +24,8 @@ _PLAIN = {
 
 
 def chosen(source: str | Path | Mapping[str, object], overrides: Sequence[str], engines: str | None = None) -> Plan:
-    """engines: names with commas between, None: all that are run. Raises Infeasible where no plan fits, Unsupported where none is run."""
-    searched = tuple(name.strip() for name in engines.split(",") if name.strip()) if engines else KEPT
+    """engines: names with commas between, None: torch's. Raises Infeasible where no plan fits, Unsupported where none is run."""
+    searched = tuple(name.strip() for name in engines.split(",") if name.strip()) if engines else TORCH
     asked = wanted(source, tuple(overrides), searched)
     fixed: dict[str, str] = {}
     while True:
@@ -55,7 +55,6 @@ def _named(job: Job, model: object) -> Job:
 def _refused(job: Job) -> Unsupported | None:
     try:
         refuse_what_is_not_run(job)
-        refuse_what_is_not_kept(job)
     except Unsupported as error:
         return error
     return None

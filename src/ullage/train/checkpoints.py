@@ -124,8 +124,9 @@ class Checkpoints:
             raise self._broken(folder, reason_of(error)) from None
         self.run.restored()
         _set_random(state, self._rank)
-        if self.run.scaler is not None and about["scaler"] is not None:
-            self.run.scaler.load_state_dict(about["scaler"])
+        scaler, kept = self.run.scaler, about["scaler"]
+        if scaler is not None and kept is not None and kept.keys() == scaler.state_dict().keys():  # of the same engine
+            scaler.load_state_dict(kept)
         self._from = folder
         self.saved = about["step"] if folder.parent.resolve() == self.training.out.resolve() else None
         return Position(step=about["step"], updates=about["updates"])

@@ -15,6 +15,7 @@ from ullage.train.composed import Run
 from ullage.train.reach import SCHEDULES
 from ullage.train.scaling import scaler_of
 from ullage.train.staged import staged, stages_on
+from ullage.train.states import states_of
 
 
 @dataclass(kw_only=True)
@@ -35,6 +36,24 @@ class Pipelined(Run):
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         return _parameters(self.model)
+
+    def states(self, *, made: bool = False) -> dict[str, Any]:
+        """A copy of a tied weight goes by the name of the embedding, at either end."""
+        tied = _tied(self.model)
+
+        def named(name: str) -> str:
+            of_stage = name.partition(".")[2]
+            return tied.get(of_stage, of_stage)
+
+        return states_of(self.model, self.optimizer, made=made, named=named)
+
+    @torch.no_grad()
+    def restored(self) -> None:
+        """Where both copies are here, of a V, one has been written into: the head's, which comes later."""
+        for embedding, head in zip(self.embedding, self.head, strict=False):
+            embedding.copy_(head)
+            for key, value in self.optimizer.state[head].items():
+                self.optimizer.state[embedding][key].copy_(value)
 
     def weights(self) -> dict[str, torch.Tensor]:
         stages: list[dict[str, torch.Tensor]] = [{}] * self.job.layout.pp

@@ -8,9 +8,8 @@ from ullage.job.job import Job
 from ullage.job.precision import resolve
 from ullage.trace.reach import not_built
 
-ENGINES = ("single", "ddp", "zero1", "fsdp2", "deepspeed")
-KEPT = ("single", "ddp", "zero1", "fsdp2")
-"""Engines whose checkpoints are written: those that ``ullage train`` takes."""
+TORCH = ("single", "ddp", "zero1", "fsdp2")
+ENGINES = (*TORCH, "deepspeed")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
@@ -79,23 +78,6 @@ def refuse_what_is_not_run(job: Job) -> None:
         _refuse_of_pipelines(job)
     if engine.name == "deepspeed":
         _refuse_of_deepspeed(job)
-
-
-def refuse_what_is_not_kept(job: Job) -> None:
-    """Raises Unsupported for what is run, but is neither written as a checkpoint nor exported."""
-    refused: dict[str, object] = {
-        "engine.name": job.engine.name if job.engine.name not in KEPT else None,
-        "layout.pp": job.layout.pp if job.layout.pp > 1 else None,
-        "offload.optimizer": _set(job.offload.optimizer),
-        "offload.params": _set(job.offload.params),
-    }
-    for key, value in refused.items():
-        if value is not None:
-            raise Unsupported("is not written as a checkpoint yet", key=key, value=value, remedy="see docs/train.md")
-
-
-def _set(place: str) -> str | None:
-    return None if place == "none" else place
 
 
 def _not_offloaded(job: Job, part: str) -> str | None:

@@ -10,7 +10,7 @@ from ullage.job.job import Job
 from ullage.postmortem.advice import Advice
 from ullage.postmortem.source import read_input
 from ullage.postmortem.why import advised, why
-from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.reach import refuse_what_is_not_run
 from ullage.units import format_bytes
 
 
@@ -30,7 +30,6 @@ def following(error: OutOfMemory, job: Job) -> tuple[Job, Advice] | None:
 def _goes_on(other: Job, job: Job) -> bool:
     try:
         refuse_what_is_not_run(other)
-        refuse_what_is_not_kept(other)
     except UllageError:
         return False
     return _sequences(other) == _sequences(job) and other.layout.world == job.layout.world

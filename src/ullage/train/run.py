@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ullage.errors import Infeasible, Unsupported
 from ullage.job.job import Job
 from ullage.train.places import place
-from ullage.train.reach import refuse_what_is_not_kept, refuse_what_is_not_run
+from ullage.train.reach import refuse_what_is_not_run
 from ullage.train.replan import with_budget
 from ullage.train.settings import Settings, Training
 
@@ -65,12 +65,6 @@ def fit(job: Job) -> Estimate | None:
         return None
 
 
-def refuse(job: Job) -> None:
-    """Raises Unsupported where ``train`` would not carry the job out."""
-    _refuse(job)
-    refuse_what_is_not_kept(job)
-
-
 def on_gpus() -> bool:
     """Whether ranks run on GPUs here."""
     if find_spec("torch") is None:
@@ -80,7 +74,8 @@ def on_gpus() -> bool:
     return device_of(0).type == "cuda"
 
 
-def _refuse(job: Job) -> None:
+def refuse(job: Job) -> None:
+    """Raises Unsupported for what is not carried out here, or needs what is not installed."""
     extras = {"torch": "train", "transformers": "train"}
     if job.engine.name == "deepspeed":
         extras["deepspeed"] = "deepspeed"
@@ -93,7 +88,7 @@ def _refuse(job: Job) -> None:
 
 
 def _on_ranks(module: str, function: str, job: Job, *rest: object) -> Any:
-    _refuse(job)
+    refuse(job)
     from importlib import import_module
 
     from ullage.train.ranks import on_ranks
