@@ -36,7 +36,7 @@ COMMANDS = {
 }
 
 HELP_WIDTH = 100
-_GARBAGE = 50_000
+_GARBAGE = 200_000
 """Objects between two searches for cycles, of which a command makes few: at Python's 700, a tenth of its time goes there."""
 
 _HELP = """\

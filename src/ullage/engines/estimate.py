@@ -168,10 +168,16 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
     )
 
 
-def rank_peak(job: Job, graph: Graph, rank: Rank) -> tuple[int, Account]:
-    """Allocated bytes of one rank's peak, and its account: what is known before the allocator is simulated."""
+def located(job: Job, graph: Graph, rank: Rank) -> tuple[Peak, Account]:
+    """One rank's peak and its account: what is known before the allocator is simulated."""
     found = _peak_of(job, graph, rank)
-    return found.peak.bytes, found.account
+    return found.peak, found.account
+
+
+def rank_peak(job: Job, graph: Graph, rank: Rank) -> tuple[int, Account]:
+    """Allocated bytes of one rank's peak, and its account."""
+    peak, found = located(job, graph, rank)
+    return peak.bytes, found
 
 
 @lru_cache(maxsize=512)

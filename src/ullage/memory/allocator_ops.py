@@ -58,6 +58,11 @@ class Compiler:
     def free_blocks(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(free) for free in self.pools.values())
 
+    def empty(self) -> None:
+        """No block is free any more: what was compiled may be played from the start."""
+        for free in self.pools.values():
+            free.clear()
+
     def parts(self, node: Node) -> tuple[Part, ...]:
         found = self._parts.get(node)
         if found is None:
@@ -125,12 +130,26 @@ class Compiler:
 
 def _changes(node: Node) -> list[tuple[Item, bool] | Repeat]:
     """What a part does, in order; a child that repeats stands for itself, so that it is compiled once."""
-    if isinstance(node, Change):
-        return [(node.item, node.count > 0)] * abs(node.count)
-    if isinstance(node, Repeat):
-        return [node] if node.times > 1 else _changes(node.child) * node.times
-    assert isinstance(node, Sequence)
-    return [one for child in node.children for one in _changes(child)]
+    found: list[tuple[Item, bool] | Repeat] = []
+
+    def look(part: Node) -> None:
+        if isinstance(part, Change):
+            if part.count in (1, -1):
+                found.append((part.item, part.count > 0))
+            else:
+                found.extend([(part.item, part.count > 0)] * abs(part.count))
+        elif isinstance(part, Sequence):
+            for child in part.children:
+                look(child)
+        else:
+            assert isinstance(part, Repeat)
+            if part.times > 1:
+                found.append(part)
+            elif part.times:
+                look(part.child)
+
+    look(node)
+    return found
 
 
 def _paired(ops: list[Op]) -> tuple[Op, ...]:

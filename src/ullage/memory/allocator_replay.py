@@ -28,14 +28,20 @@ class Full(Exception):
 
 
 class Replay:
-    """An allocator playing programs, one after another. ``capacity_bytes``: what the driver can give; of plain segments alone."""
+    """An allocator playing programs, one after another. ``capacity_bytes``: what the driver can give; of plain segments alone.
 
-    def __init__(self, capacity_bytes: int | None = None, *, expandable: bool = False) -> None:
-        assert capacity_bytes is None or not expandable
+    before: one whose play is over, with plain segments too; what it has compiled is not compiled again.
+    """
+
+    def __init__(
+        self, capacity_bytes: int | None = None, *, expandable: bool = False, before: Replay | None = None
+    ) -> None:
+        assert not expandable or (capacity_bytes is None and before is None)
         self._capacity = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        self._compiler = Compiler(self._range if expandable else None)
+        self._compiler: Compiler = before._compiler if before else Compiler(self._range if expandable else None)
+        self._compiler.empty()
         self._mapped: list[tuple[int, int]] = []  # of each expandable segment: its page, and the bytes that are backed
         self._starts: dict[int, int] = {}  # address -> size of each free block
         self._ends: dict[int, int] = {}  # the address where it ends -> its size

@@ -29,16 +29,17 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
     found = _peaks(played)
     if capacity_bytes is None or not found.allocated_bytes <= capacity_bytes < found.reserved_bytes:
         return found
-    return (_expandable if expandable_segments else _plain)(program, capacity_bytes) or found
+    again = _expandable(program, capacity_bytes) if expandable_segments else _plain(program, capacity_bytes, played)
+    return again or found
 
 
 def _peaks(played: Replay | CachingAllocator) -> Reserved:
     return Reserved(allocated_bytes=played.peak_allocated_bytes, reserved_bytes=played.peak_reserved_bytes)
 
 
-def _plain(program: Node, capacity_bytes: int) -> Reserved | None:
-    """None where the driver has too little."""
-    replay = Replay(capacity_bytes)
+def _plain(program: Node, capacity_bytes: int, played: Replay) -> Reserved | None:
+    """None where the driver has too little. played: the same program without a limit."""
+    replay = Replay(capacity_bytes, before=played)
     try:
         replay.play(program)
     except Full:

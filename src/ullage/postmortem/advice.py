@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
 from ullage.engines.changes import Change, changed, freeing, merged
-from ullage.engines.estimate import estimate
 from ullage.frozen import FrozenMap, frozen
 from ullage.job.fields import show
 from ullage.job.job import Job
 from ullage.postmortem.needed import beyond_bytes, outside_step
-from ullage.postmortem.option import Option, least, seconds
+from ullage.postmortem.option import Option
 from ullage.postmortem.tried import EXPANDABLE, MACHINE, WORK, more_gpus, off_host, others, shorter
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ _MOST_SHOWN = 8
 
 @frozen
 class Advice:
-    """change: dotted job keys. frees_bytes: of the card at the peak; slowdown_ratio: the step's time after over before (None: not
-    known); low_bytes..high_bytes: the estimate after it, with what the run needed beyond its account (None: the tensors alone pass the
-    card). host_bytes: of a node's own memory after it, where states are on the host, and frees_host_bytes less than before.
-    verdict_after: of the card, and of the host where its memory is known."""
+    """change: dotted job keys. frees_bytes: of the card at the peak, or of its tensors where they alone pass the card, before or after;
+    slowdown_ratio: the step's time after over before (None: not known); low_bytes..high_bytes: the estimate after it, with what the run
+    needed beyond its account (None: the tensors alone pass the card, or the states the host). host_bytes: of a node's own memory after it,
+    where states are on the host, and frees_host_bytes less than before. verdict_after: of the card, and of the host
+    where its memory is known."""
 
     change: FrozenMap
     what: str
@@ -51,12 +52,11 @@ class Search:
         self.job = job
         self.edit = edit
         self.numbers = answer.evidence.numbers
-        self.before = estimate(job)
+        self.before = Option({}, job)
         self.beyond_bytes = beyond_bytes(answer, self.before)
-        self.helpless = self.before.verdict != "oom" and outside_step(answer.causes)
-        self.seconds = seconds(job)
-        self.least = least(job)
-        self.peak_bytes = self.least.peak_bytes
+        self.helpless = outside_step(answer.causes) and self.before.verdict != "oom"
+        self.seconds = self.before.seconds
+        self.peak_bytes = self.before.peak_bytes
 
     def found(self) -> Iterator[Advice]:
         """Single changes by rank, up to the first that fits; where none does, they are put together until they do.
@@ -83,7 +83,7 @@ class Search:
 
     def on_host(self) -> Iterator[Advice]:
         """What leaves a node more of its own memory, by seconds lost for its bytes, up to the first that fits."""
-        before = self.least.host_bytes
+        before = self.before.host_bytes
         options = [
             option
             for change in off_host(self.job)
@@ -111,8 +111,20 @@ class Search:
         slower = [option for option in options if 0 < self._lost(option) < inf]
         last = [option for option in options if self._lost(option) == inf]
         yield from filter(self._helps, free)
-        yield from sorted(filter(self._helps, slower), key=self._cost)
+        yield from self._by_cost(slower)
         yield from filter(self._helps, last)
+
+    def _by_cost(self, options: list[Option]) -> Iterator[Option]:
+        """By seconds lost for each byte freed. None frees more than all there is: whose bound is too high is not looked at."""
+        queue = [(self._lost(option) / self.peak_bytes, number, False) for number, option in enumerate(options)]
+        heapify(queue)
+        while queue:
+            _, number, known = heappop(queue)
+            option = options[number]
+            if known:
+                yield option
+            elif self._helps(option):
+                heappush(queue, (self._cost(option), number, True))
 
     def _helps(self, option: Option) -> bool:
         if option.least is None or option.on_host > 1:
@@ -140,13 +152,10 @@ class Search:
         return self._lost(option) / max(1, self.peak_bytes - option.peak_bytes)
 
     def _advice(self, option: Option) -> Advice:
-        peak = option.after.peak if option.after is not None else None
         ratio = option.seconds / self.seconds if option.seconds is not None and self.seconds else None
-        freed = (
-            self.before.peak.device_bytes - peak.device_bytes
-            if peak is not None
-            else self.peak_bytes - option.peak_bytes
-        )
+        freed = self.peak_bytes - option.peak_bytes
+        if self.before.after is not None and option.after is not None:
+            freed = self.before.after.peak.device_bytes - option.after.peak.device_bytes
         return Advice(
             change=FrozenMap(option.change),
             what=_words(option.change),
@@ -157,7 +166,7 @@ class Search:
             high_bytes=option.bracket[1] if option.bracket is not None else None,
             edit=self.edit(option.change) if self.edit is not None else None,
             host_bytes=option.host_bytes,
-            frees_host_bytes=self.least.host_bytes - option.host_bytes,
+            frees_host_bytes=self.before.host_bytes - option.host_bytes,
         )
 
     def _together(self, options: list[Option]) -> Iterator[Advice]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ullage.engines.estimate import Estimate
 from ullage.postmortem.causes import Cause
 
 if TYPE_CHECKING:
+    from ullage.postmortem.option import Option
     from ullage.postmortem.why import Answer
 
 OUTSIDE_STEP = ("save", "load", "evaluation", "foreign-process", "config", "leak", "host-memory")
@@ -20,10 +20,11 @@ def outside_step(causes: tuple[Cause, ...]) -> bool:
     return bool(causes) and causes[0].kind in OUTSIDE_STEP and causes[0].certainty != "possible"
 
 
-def beyond_bytes(answer: Answer, before: Estimate) -> int:
+def beyond_bytes(answer: Answer, before: Option) -> int:
     """Bytes of the card to add to every estimate of this run; 0 where the account explains the failure, or tells nothing of it.
 
     By the message: what was allocated, what was tried, and what was neither free nor torch's; without numbers: the card.
+    before: the job as it ran.
     """
     evidence, causes = answer.evidence, answer.causes
     if answer.candidates and not answer.candidates[0].made.in_step:
@@ -32,12 +33,16 @@ def beyond_bytes(answer: Answer, before: Estimate) -> int:
         return 0
     if causes and causes[0].kind in _OF_THE_ALLOCATOR:
         return 0
+    least = before.least
+    assert least is not None, "a job without an account is not advised"
     numbers = evidence.numbers
-    needed = before.capacity_bytes
+    needed = before.job.cluster.device.capacity_bytes
     if numbers.tried_bytes is not None and numbers.allocated_bytes is not None:
-        elsewhere = before.peak.device_bytes - before.peak.reserved_bytes
+        elsewhere = least.outside_bytes
         free = numbers.sane(numbers.free_bytes)
         if numbers.capacity_bytes is not None and free is not None and numbers.reserved_bytes is not None:
             elsewhere = max(0, numbers.capacity_bytes - free - numbers.reserved_bytes)
         needed = max(needed, numbers.allocated_bytes + numbers.tried_bytes + elsewhere)
-    return max(0, needed - before.peak.device_bytes)
+    if least.peak_bytes + least.outside_bytes >= needed:
+        return 0
+    return max(0, needed - before.estimate.peak.device_bytes)

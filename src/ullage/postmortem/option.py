@@ -19,16 +19,17 @@ from ullage.timing.step import step_time
 
 @frozen
 class Least:
-    """peak_bytes: allocated on the rank that holds most. high_bytes: the high estimate of its device, were nothing of the allocator's
-    wasted. host_bytes: of a node."""
+    """peak_bytes: allocated on the rank that holds most. outside_bytes: what it holds outside the allocator. high_bytes: the high estimate
+    of its device, were nothing of the allocator's wasted. host_bytes: of a node."""
 
     peak_bytes: int
+    outside_bytes: int
     high_bytes: int
     host_bytes: int
 
 
 class Option:
-    """A change and the job that it makes. What is known of it is found out when it is asked for."""
+    """A change and the job that it makes; no change at all is the job as it ran. What is known of it is found out when it is asked for."""
 
     def __init__(self, change: Change, job: Job, beyond_bytes: int = 0) -> None:
         self.change = change
@@ -71,11 +72,15 @@ class Option:
         return self.host_bytes / memory if memory else 0.0
 
     @cached_property
-    def after(self) -> Estimate | None:
-        """None where the tensors alone pass the card, so that its allocator need not be played."""
-        if self.peak_bytes + self.beyond_bytes > self.job.cluster.device.capacity_bytes:
-            return None
+    def estimate(self) -> Estimate:
+        """With what is reserved: the allocator is played, which takes longer than all else."""
         return estimate(self.job)
+
+    @property
+    def after(self) -> Estimate | None:
+        """None where the tensors alone pass the card, or the states the host, so that the allocator need not be played."""
+        over = self.peak_bytes + self.beyond_bytes > self.job.cluster.device.capacity_bytes
+        return None if over or self.on_host > 1 else self.estimate
 
     @property
     def bracket(self) -> tuple[int, int] | None:
@@ -87,7 +92,7 @@ class Option:
     @property
     def verdict(self) -> str:
         capacity = self.job.cluster.device.capacity_bytes
-        if self.bracket is None or self.bracket[0] > capacity or self.on_host > 1:
+        if self.bracket is None or self.bracket[0] > capacity:
             return "oom"
         return "fits" if self.bracket[1] < capacity and self.on_host <= ROOMY else "tight"
 
@@ -99,7 +104,14 @@ def least(job: Job) -> Least:
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
         high = interval(job, account, peak, outside).high_bytes
-        found.append(Least(peak_bytes=peak, high_bytes=high, host_bytes=account.host_bytes * job.cluster.gpus_per_node))
+        found.append(
+            Least(
+                peak_bytes=peak,
+                outside_bytes=sum(one.bytes for one in outside),
+                high_bytes=high,
+                host_bytes=account.host_bytes * job.cluster.gpus_per_node,
+            )
+        )
     return max(found, key=lambda one: one.peak_bytes)
 
 

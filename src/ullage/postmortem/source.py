@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ullage.errors import InvalidInput
 from ullage.memory.allocator_blocks import segment_bytes
@@ -17,11 +15,12 @@ from ullage.postmortem.evidence import Block, Event, Evidence
 from ullage.postmortem.log import joined, read_log
 from ullage.postmortem.messages import Numbers, numbers_of
 from ullage.postmortem.signs import Recognised
-from ullage.postmortem.snapshot import read_snapshot, summarise
-from ullage.postmortem.snapshot_history import Held
 from ullage.postmortem.summary_text import HEAD, read_summary
 from ullage.postmortem.tracebacks import Called
 from ullage.units import MIB
+
+if TYPE_CHECKING:
+    from ullage.postmortem.snapshot_history import Held
 
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
@@ -68,20 +67,27 @@ def _of_file(path: Path, progress: Progress | None) -> Evidence:
         if head[:1] == _PICKLE or path.suffix in (".pickle", ".pkl"):
             return _of_snapshot(path)
         if head == _GZIP:
-            return _of_stream(gzip.open(file), str(path), None, progress)  # type: ignore[arg-type]
+            return _of_gzip(file, str(path), progress)
         return _of_stream(file, str(path), path.stat().st_size, progress)
 
 
-def _of_stream(stream: BinaryIO, source: str, size: int | None, progress: Progress | None) -> Evidence:
+def _of_gzip(file: BinaryIO, source: str, progress: Progress | None) -> Evidence:
+    import gzip
+    import zlib
+
     try:
-        head = stream.read(_HEAD_BYTES)
-        text = head.decode("utf-8", "replace")
-        if HEAD.search(text) and (found := read_summary(text, source)) is not None:
-            return _with_message(found, text)
-        told = (lambda done: progress(done, size)) if progress is not None else None
-        return read_log(_After(head, stream), source, told)  # type: ignore[arg-type]
+        return _of_stream(gzip.open(file), source, None, progress)  # type: ignore[arg-type]
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InvalidInput(f"is no whole gzip file: {error}", key="INPUT", value=source[:200]) from None
+
+
+def _of_stream(stream: BinaryIO, source: str, size: int | None, progress: Progress | None) -> Evidence:
+    head = stream.read(_HEAD_BYTES)
+    text = head.decode("utf-8", "replace")
+    if HEAD.search(text) and (found := read_summary(text, source)) is not None:
+        return _with_message(found, text)
+    told = (lambda done: progress(done, size)) if progress is not None else None
+    return read_log(_After(head, stream), source, told)  # type: ignore[arg-type]
 
 
 class _After:
@@ -135,6 +141,8 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
 
 def _of_snapshot(path: Path) -> Evidence:
     """What a snapshot holds; one whose history ends in a failure tells of it as a message would."""
+    from ullage.postmortem.snapshot import read_snapshot, summarise
+
     summary = summarise(read_snapshot(path))
     failed = summary.failed
     numbers = Numbers(

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ullage.engines.base import Account
-from ullage.engines.estimate import moment
+from ullage.engines.estimate import located, moment
 from ullage.engines.fsdp2.policy import keeps_whole_gradients
-from ullage.engines.registry import account, ranks_of
+from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
-from ullage.memory.program import Peak, locate_peak
+from ullage.memory.program import Peak
 from ullage.memory.rank import Rank
 from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
-from ullage.postmortem.matching import Candidate, candidates
+from ullage.postmortem.matching import SAYS_NOTHING, Candidate, candidates
 from ullage.postmortem.outside_step import around_steps, base_bytes, host
 from ullage.postmortem.particular import experts, lengths
 from ullage.postmortem.tensors import Made, highest, kind_of, made
@@ -68,8 +68,8 @@ def known(job: Job) -> Known:
         graph = graph_of(job)
         ranks = ranks_of(job, graph)
         for rank in ranks:
-            found = account(job, graph, rank)
-            held.append(Held(rank=rank, account=found, peak=locate_peak(found.program)))
+            peak, found = located(job, graph, rank)
+            held.append(Held(rank=rank, account=found, peak=peak))
     except UllageError as error:
         return Known(job=job, graph=graph, held=(), ranks=ranks, unmodelled=str(error))
     return Known(job=job, graph=graph, held=tuple(held), ranks=ranks)
@@ -77,6 +77,9 @@ def known(job: Job) -> Known:
 
 def matching(here: Known, evidence: Evidence) -> tuple[Candidate, ...]:
     """The tensors of the job whose request failed."""
+    tried = evidence.numbers.tried_bytes
+    if tried is None or tried <= SAYS_NOTHING:
+        return ()
     tensors = [one for held in here.held for one in (*made(held.account), *_unfused(held))]
     ends = {here.ranks[0].index: here.ranks[0], here.ranks[-1].index: here.ranks[-1]}.values()
     others = [one for rank in ends for one in elsewhere(here.job, here.graph, rank)]
