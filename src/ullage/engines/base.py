@@ -124,9 +124,10 @@ def _residual(graph: Graph, params: str) -> str:
 
 
 def params_of(job: Job) -> str:
-    """The type of the model's own parameters: of a frozen base, the type that it was loaded in, unless DeepSpeed casts it; of a quantised
-    one, what its norms, embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
-    as_loaded = job.lora is not None and job.lora.base == "bf16" and job.engine.name != "deepspeed"
+    """The type of the model's own parameters: of a frozen base, the type that it was loaded in, unless DeepSpeed or litgpt casts it; of a
+    quantised one, what its norms, embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
+    casts = job.engine.name == "deepspeed" or job.stack == "litgpt"
+    as_loaded = job.lora is not None and job.lora.base == "bf16" and not casts
     return "bf16" if as_loaded else job.precision.params
 
 

@@ -28,6 +28,7 @@ LOSSES = {
     "liger": ("full", "fused-linear"),
     "unsloth": ("full", "fused-linear"),
     "torchtune": ("full", "chunked"),
+    "litgpt": ("full", "chunked"),
     "torchtitan": ("full", "chunked", "fused-linear", "vocab-parallel"),
     "megatron": ("full", "vocab-parallel", "vocab-parallel-fused"),
 }
@@ -68,7 +69,7 @@ def _offload(part: str) -> Callable[[Job], object]:
 
 
 ADAPTERS = {
-    "single": (*OF_TRANSFORMERS, "torchtune"),
+    "single": (*OF_TRANSFORMERS, "torchtune", "litgpt"),
     "ddp": OF_TRANSFORMERS,
     "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
     "deepspeed": OF_TRANSFORMERS,
@@ -91,7 +92,7 @@ def _lora(job: Job) -> object:
 
 def _base(job: Job) -> object:
     """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
-    packs = job.engine.name in ("single", "ddp") and job.stack in OF_TRANSFORMERS
+    packs = job.engine.name in ("single", "ddp") and job.stack in (*OF_TRANSFORMERS, "litgpt")
     whole = job.lora is None or job.lora.base == "bf16" or packs
     return None if whole or job.lora is None else job.lora.base
 

@@ -19,14 +19,15 @@ from ullage.errors import Unsupported
 from ullage.hardware import overheads
 from ullage.job.adapted import QUANTISED, adapters_type
 from ullage.job.job import Job
-from ullage.kernels.step import Context
+from ullage.kernels import stacks
+from ullage.kernels.step import Buffer, Context
 from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import LocalParam, Rank
-from ullage.model.graph import Graph
+from ullage.model.graph import Block, Graph
 
 
 def refuse(job: Job) -> None:
@@ -179,14 +180,34 @@ class ReplicaStep:
         )
         leave = chunks.leave_context(self.elements, self.replayer, rule)
         backward = chunks.backward(self.elements, self.replayer, self._around(rule), rule)
-        turn: list[Node] = [alloc(_ROOT), alloc(boundary_grad(_SCALAR))]
-        end: list[Node] = [free(_ROOT), free(boundary(_SCALAR))]
+        before = self._counted(stacks.left, "its forward to the loss of the next micro-batch")
+        named = self._named()
+        turn: list[Node] = [alloc(_ROOT), alloc(boundary_grad(_SCALAR)), *(alloc(*one) for one in named)]
+        end: list[Node] = [free(_ROOT), free(boundary(_SCALAR)), *(free(*one) for one in named)]
         return Sequence(
             [
-                Sequence([forward, leave], "forward", ("F", 0)),
+                Sequence(
+                    [*(alloc(*one) for one in before), forward, leave, *(free(*one) for one in before)],
+                    "forward",
+                    ("F", 0),
+                ),
                 Sequence([*turn, backward, *end, self.after_backward(number)], "backward", ("B", 0)),
             ]
         )
+
+    def _named(self) -> list[tuple[Item, int]]:
+        return self._counted(stacks.named, "its forward to the next one's")
+
+    def _counted(self, of: Callable[[Block, Context], tuple[Buffer, ...]], lives: str) -> list[tuple[Item, int]]:
+        """What every block adds to what outlives its tape, counted."""
+        counts: dict[Item, int] = {}
+        for element in self.elements:
+            for one in of(element.block, self.replayer.context):
+                item = Item(
+                    category="activations", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives=lives
+                )
+                counts[item] = counts.get(item, 0) + 1
+        return list(counts.items())
 
     def _around(self, rule: GradRule) -> Wrap:
         joins = _Joins(self._twins(rule), rule)
@@ -208,13 +229,14 @@ class ReplicaStep:
         """Clipping, the optimizer's step, zero_grad(set_to_none=True)."""
         if steps_in_backward(self.job):
             return []
-        nodes: list[Node] = []
+        named = self._named()
+        nodes: list[Node] = [alloc(*one) for one in named]
         if self.job.grad_clip:
             nodes.append(optimizers.clip(optimizers.count(self.groups)))
         nodes.append(optimizers.step(self.job.optimizer, self.groups))
         if self.keeps:
             nodes.append(Sequence([free(item, count) for item, count in self.gradients()], "zero_grad"))
-        return nodes
+        return [*nodes, *(free(*one) for one in named)]
 
 
 def plain(job: Job, graph: Graph, rank: Rank) -> Account:

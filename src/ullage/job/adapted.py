@@ -9,7 +9,7 @@ from math import prod
 
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
-from ullage.job import freezing
+from ullage.job import adapted_litgpt, freezing
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.model.build import graph as build
@@ -20,8 +20,11 @@ ADAPTERS = "fp32"
 
 ALL_LINEAR = "all-linear"
 
-STACKS = (*OF_TRANSFORMERS, "torchtune")
+STACKS = (*OF_TRANSFORMERS, "torchtune", "litgpt")
 """Stacks in which adapters are known."""
+
+OF_ONE_TYPE = ("torchtune", "litgpt")
+"""Stacks whose adapters have the model's own type."""
 
 QUANTISED = ("nf4", "nf4-double")
 """Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
@@ -57,10 +60,10 @@ tests/trace holds them against transformers' classes, but for those whose code i
 
 
 def adapters_type(job: Job) -> str:
-    """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py), and torchtune makes it
-    in one type (modules/peft/lora.py)."""
+    """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py), and torchtune and litgpt
+    make it in one type (modules/peft/lora.py; litgpt/lora.py)."""
     assert job.lora is not None
-    of_the_module = job.engine.name == "deepspeed" or job.stack == "torchtune"
+    of_the_module = job.engine.name == "deepspeed" or job.stack in OF_ONE_TYPE
     return job.precision.params if of_the_module else job.lora.dtype or ADAPTERS
 
 
@@ -70,14 +73,14 @@ def graph_of(job: Job) -> Graph:
 
 
 def trained(graph: Graph, job: Job) -> Graph:
-    """A graph with the job's adapters, as PEFT puts them into transformers' classes and torchtune into its own, and what it freezes;
-    in other stacks no account reads either."""
+    """A graph with the job's adapters, as PEFT puts them into transformers' classes, torchtune and litgpt into their own, and what it
+    freezes; in other stacks no account reads either."""
     if job.stack not in STACKS or (job.lora is None and not job.freeze):
         return graph
     if job.lora is not None and job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
     types = (adapters_type(job), _seen_as(job)) if job.lora is not None else ("", "")
-    return _trained(graph, job.lora, types, job.freeze, _asks_for_input_gradients(job))
+    return _trained(graph, job.lora, types, job.freeze, _asks_for_input_gradients(job), job.stack)
 
 
 def _asks_for_input_gradients(job: Job) -> bool:
@@ -94,17 +97,19 @@ def _seen_as(job: Job) -> str:
 
 @lru_cache(maxsize=64)
 def _trained(
-    graph: Graph, lora: Lora | None, types: tuple[str, str], freeze: tuple[str, ...], input_grads: bool
+    graph: Graph, lora: Lora | None, types: tuple[str, str], freeze: tuple[str, ...], input_grads: bool, stack: str
 ) -> Graph:
     """types: of the adapters, as they are kept and as the layer code sees them."""
-    found = graph if lora is None else _with_adapters(graph, lora, types)
+    found = graph if lora is None else _with_adapters(graph, lora, types, stack)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)
 
 
-def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str]) -> Graph:
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str], stack: str) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
+    if stack == "litgpt":
+        return adapted_litgpt.adapted(graph, lora, types[0], NAMES.get(graph.runs[0].block.family, {}))
     found: set[str] = set()
     runs = [replace(run, block=_adapted(graph, run.block, lora, types, found)) for run in graph.runs]
     missing = [target for target in lora.targets if target != ALL_LINEAR and target not in found]

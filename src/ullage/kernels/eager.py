@@ -200,6 +200,10 @@ class Tape:
         if not self.context.autocast or dtype == self.context.compute:
             return None
         name = f"{param}.{self.context.compute}"
+        if name in self.values and param not in self.frozen:
+            return self.values[name]
+        if name in self.values:  # each use has a copy of its own
+            name = f"{name}.{len(self.steps)}"
         out = Value(name, dims, self.context.compute)
         return self.emit(
             name,

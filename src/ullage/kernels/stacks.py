@@ -28,6 +28,7 @@ STACKS: Mapping[str, str] = {
     "liger": "ullage.kernels.liger",
     "unsloth": "ullage.kernels.unsloth",
     "torchtune": "ullage.kernels.torchtune",
+    "litgpt": "ullage.kernels.litgpt",
     "torchtitan": "ullage.kernels.torchtitan",
     "megatron": "ullage.kernels.megatron",
     "traced": "ullage.kernels.traced",
@@ -77,6 +78,18 @@ def buffers(context: Context) -> tuple[Buffer, ...]:
     """Buffers that the stack's model registers (rotary tables)."""
     made: Callable[[Context], tuple[Buffer, ...]] | None = getattr(_module(context.stack), "buffers", None)
     return made(context) if made is not None else ()
+
+
+def left(block: Block, context: Context) -> tuple[Buffer, ...]:
+    """What a block's forward leaves beyond its own backward, until the loss of the next micro-batch has the name of this one's."""
+    found: Callable[[Block, Context], tuple[Buffer, ...]] | None = getattr(_module(context.stack), "left", None)
+    return found(block, context) if found is not None else ()
+
+
+def named(block: Block, context: Context) -> tuple[Buffer, ...]:
+    """What a block's forward made that the training loop's names keep through the backward, saved by no node of autograd's."""
+    found: Callable[[Block, Context], tuple[Buffer, ...]] | None = getattr(_module(context.stack), "named", None)
+    return found(block, context) if found is not None else ()
 
 
 def _module(stack: str) -> ModuleType:

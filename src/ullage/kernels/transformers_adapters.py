@@ -18,24 +18,24 @@ def base(op: Op) -> tuple[Param, ...]:
     return op.params[:-2] if is_adapted(op) else op.params
 
 
-def added(tape: Tape, op: Op, source: Value, result: Value, output: Value) -> Value:
+def added(tape: Tape, op: Op, source: Value, result: Value, output: Value, prefix: str = "") -> Value:
     """result + B(A(dropout(input))) x scaling, in the type of ``result``. The input is cast to the adapters' type, for each linear anew;
-    both are named to the end."""
-    wide = tape.cast(source, _dtype(op), f"{op.params[-2].name}.cast")
-    scaled = _scaled(tape, op, wide, output)
+    both are named to the end. prefix: of names, where one linear runs several times."""
+    wide = tape.cast(source, _dtype(op), f"{prefix}{op.params[-2].name}.cast")
+    scaled = _scaled(tape, op, wide, output, prefix)
     total = _sum(tape, op, result, scaled, output)
     made = tape.cast(total, result.dtype, output.name)
     tape.hold(source, wide)
     return made
 
 
-def added_to_quantised(tape: Tape, op: Op, source: Value, result: Value, output: Value) -> Value:
+def added_to_quantised(tape: Tape, op: Op, source: Value, result: Value, output: Value, prefix: str = "") -> Value:
     """The same beside a quantised linear (tuners/lora/bnb.py): under autocast nothing is cast here, else what is added is."""
     autocast = tape.context.autocast
-    wide = source if autocast else tape.cast(source, _dtype(op), f"{op.params[-2].name}.cast")
-    scaled = _scaled(tape, op, wide, output)
+    wide = source if autocast else tape.cast(source, _dtype(op), f"{prefix}{op.params[-2].name}.cast")
+    scaled = _scaled(tape, op, wide, output, prefix)
     if not autocast:
-        scaled = tape.cast(scaled, result.dtype, f"{op.params[-1].name}.narrow")
+        scaled = tape.cast(scaled, result.dtype, f"{prefix}{op.params[-1].name}.narrow")
     made = _sum(tape, op, result, scaled, output)
     tape.hold(source, wide, scaled)
     return made
@@ -47,18 +47,18 @@ def _dtype(op: Op) -> str:
     return str(adapter["dtype"])
 
 
-def _scaled(tape: Tape, op: Op, wide: Value, output: Value) -> Value:
+def _scaled(tape: Tape, op: Op, wide: Value, output: Value, prefix: str) -> Value:
     """B(A(dropout(input))) x scaling."""
     adapter = op.attrs["lora"]
     assert isinstance(adapter, FrozenMap)
     low, high = op.params[-2:]
     dropped = wide
     if adapter["dropout"]:
-        dropped = dropout(tape, wide, Value(f"{low.name}.dropped", wide.dims, wide.dtype))
+        dropped = dropout(tape, wide, Value(f"{prefix}{low.name}.dropped", wide.dims, wide.dtype))
     rows = wide.dims[: len(wide.dims) - len(low.dims) + 1]
-    inner = _multiplied(tape, low, _dtype(op), dropped, (*rows, low.dims[0]))
-    outer = _multiplied(tape, high, _dtype(op), inner, output.dims)
-    return tape.scale(outer, f"{high.name}.scaled")
+    inner = _multiplied(tape, low, _dtype(op), dropped, (*rows, low.dims[0]), prefix)
+    outer = _multiplied(tape, high, _dtype(op), inner, output.dims, prefix)
+    return tape.scale(outer, f"{prefix}{high.name}.scaled")
 
 
 def _sum(tape: Tape, op: Op, result: Value, scaled: Value, output: Value) -> Value:
@@ -67,6 +67,6 @@ def _sum(tape: Tape, op: Op, result: Value, scaled: Value, output: Value) -> Val
     return tape.add(result, scaled, Value(name, output.dims, together), f"{op.name} output")
 
 
-def _multiplied(tape: Tape, param: Param, dtype: str, source: Value, dims: tuple[Dim, ...]) -> Value:
-    made = Value(f"{param.name}.out", dims, tape.context.compute if tape.context.autocast else dtype)
-    return matmul(tape, param.name, source, [(param.name, param.dims)], made, dtype=dtype)
+def _multiplied(tape: Tape, param: Param, dtype: str, source: Value, dims: tuple[Dim, ...], prefix: str) -> Value:
+    made = Value(f"{prefix}{param.name}.out", dims, tape.context.compute if tape.context.autocast else dtype)
+    return matmul(tape, f"{prefix}{param.name}", source, [(param.name, param.dims)], made, dtype=dtype)

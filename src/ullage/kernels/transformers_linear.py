@@ -35,14 +35,26 @@ def linear(tape: Tape, op: Op) -> Value:
     return _projected(tape, op, source, params, output, rows=rows)
 
 
-def _projected(tape: Tape, op: Op, source: Value, params: Named, output: Value, *, rows: bool = False) -> Value:
+def of_chunk(tape: Tape, op: Op, source: Value, name: str, dims: tuple[Dim, ...]) -> Value:
+    """One nn.Linear that runs once for each of several parts of its input, this part under a name of its own."""
+    params = [(param.name, param.dims) for param in adapters.base(op)]
+    return _projected(tape, op, source, params, Value(name, dims, tape.context.compute), prefix=f"{name}.")
+
+
+def _projected(
+    tape: Tape, op: Op, source: Value, params: Named, output: Value, *, rows: bool = False, prefix: str = ""
+) -> Value:
+    """prefix: of names, where the linear runs several times."""
+    name = f"{prefix}{op.name}"
     if quantised.is_quantised(op):
-        return quantised.linear(tape, op, op.name, source, params[0][1], replace(output, dtype=source.dtype))
+        return quantised.linear(
+            tape, op, name, source, params[0][1], replace(output, dtype=source.dtype), prefix=prefix
+        )
     if adapters.is_adapted(op):
-        base = matmul(tape, op.name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
-        return adapters.added(tape, op, source, base, output)
+        base = matmul(tape, name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
+        return adapters.added(tape, op, source, base, output, prefix)
     made = parallel.part(tape, op.name, output, reduced=op.attrs["parallel"] == "row")
-    matmul(tape, op.name, source, params, made, rows=rows)
+    matmul(tape, name, source, params, made, rows=rows)
     return parallel.leaving(tape, op.name, made, output)
 
 

@@ -16,12 +16,12 @@ def norm(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     if op.attrs.get("per_head") is False:  # over all heads of a token at once
         source = replace(source, dims=(*source.dims[:2], tape.context.numel(source.dims[2:])))
-    usual = layer_norm if op.attrs["norm"] == "layernorm" else _rms
+    usual = layer_norm if op.attrs["norm"] == "layernorm" else rms
     made = _OWN.get(tape.family, usual)(tape, op, source)
     return tape.define(replace(made, name=op.outputs[0].name, dims=op.outputs[0].dims))
 
 
-def _rms(tape: Tape, op: Op, source: Value) -> Value:
+def rms(tape: Tape, op: Op, source: Value) -> Value:
     """LlamaRMSNorm: fp32 inside, back in the input's type before the weight (models/llama/modeling_llama.py)."""
     wide, variance = _normalised(tape, op.name, source)
     narrow = tape.cast(wide, source.dtype, f"{op.name}.narrow")
@@ -35,7 +35,7 @@ def _rms(tape: Tape, op: Op, source: Value) -> Value:
     return tape.define(output)
 
 
-def _wide_rms(tape: Tape, op: Op, source: Value) -> Value:
+def wide_rms(tape: Tape, op: Op, source: Value) -> Value:
     """Olmo2RMSNorm: the weight, in its own type, times the fp32 tensor, then back (models/olmo2/modeling_olmo2.py)."""
     wide, variance = _normalised(tape, op.name, source)
     param = op.params[0]
@@ -181,8 +181,8 @@ _OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
-    "gpt_oss": _wide_rms,
+    "gpt_oss": wide_rms,
     "olmo": _fp32_layer_norm,
-    "olmo2": _wide_rms,
+    "olmo2": wide_rms,
 }
 """Models whose norm is another than torch's layer norm or Llama's RMSNorm."""

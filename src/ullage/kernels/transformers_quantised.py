@@ -7,7 +7,8 @@ from dataclasses import replace
 from ullage.job.adapted import QUANTISED
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
-from ullage.kernels.step import Buffer
+from ullage.kernels.step import Buffer, Context
+from ullage.kernels.transformers_loss import version_of
 from ullage.model.graph import Dim, Op
 
 BLOCK = 64
@@ -18,36 +19,58 @@ def is_quantised(op: Op) -> bool:
     return any(param.elements in QUANTISED for param in op.params)
 
 
-def linear(tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, ...], output: Value) -> Value:
+def linear(
+    tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, ...], output: Value, prefix: str = ""
+) -> Value:
     """One Linear4bit, with an adapter beside it where the op has one. output: in the input's type, as Linear4bit gives it."""
     if not adapters.is_adapted(op):
         return _linear4bit(tape, op, name, source, dims, output)
     base = _linear4bit(tape, op, name, source, dims, replace(output, name=f"{output.name}.base"))
     clone = replace(output, name=f"{output.name}.clone")
     tape.emit(clone.name, (base,), clone, passes=(base,))
-    return adapters.added_to_quantised(tape, op, source, clone, output)
+    return adapters.added_to_quantised(tape, op, source, clone, output, prefix)
 
 
 def _linear4bit(tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, ...], output: Value) -> Value:
     """Linear4bit.forward (nn/modules.py): the input in the compute type, MatMul4Bit, and back into the input's type.
 
     MatMul4Bit (autograd/_functions.py) makes the whole weight for each of its matmuls, forward and backward, and saves none of its
-    input. (backends/cuda/ops.py, gemm_4bit: at most 1536 rows may be multiplied without it, forward alone.)
+    input, which it did before 0.43.2. (backends/cuda/ops.py, gemm_4bit: at most 1536 rows may be multiplied without it, forward alone.)
     """
     cast = tape.cast(source, tape.context.compute, f"{name}.input")
     made = output if output.dtype == cast.dtype else Value(f"{output.name}.narrow", output.dims, cast.dtype)
-    whole = tape.context.buffer(f"{name}.dequantised", dims, cast.dtype, f"{name} weight, dequantised")
+    whole = [tape.context.buffer(f"{name}.dequantised", dims, cast.dtype, f"{name} weight, dequantised")]
+    if tape.context.stack in _IN_FP16 and cast.dtype != "fp16":
+        whole.append(tape.context.buffer(f"{name}.dequantised16", dims, "fp16", f"{name} weight, as it was packed"))
     double = any(param.elements == "nf4-double" for param in op.params)
     tape.emit(
         name,
         (cast,),
         made,
         what=f"{name} output",
-        scratch=(whole, *_scales(tape, name, dims)) if double else (whole,),
-        backward_scratch=(whole,),
-        op="matmul_4bit",
+        saves=(cast,) if keeps_inputs(tape.context) else (),
+        scratch=(*whole, *_scales(tape, name, dims)) if double else tuple(whole),
+        backward_scratch=tuple(whole),
+        op=OP,
     )
     return tape.cast(made, output.dtype, output.name)
+
+
+INPUTS_UNTIL = {"litgpt": "2024-12-28"}
+"""The day of bitsandbytes after 0.43.1 ("delete useless buffered activation", #1270) by stack: litgpt asked for 0.42.0 until then.
+transformers 4.43 came out on the same day as 0.43.2."""
+OP = "matmul_4bit"
+"""What policies by op know one by."""
+_IN_FP16 = frozenset({"litgpt"})
+"""Stacks that pack weights out of fp16, which they become again before they are cast (lightning.fabric's plugin)."""
+
+
+def keeps_inputs(context: Context) -> bool:
+    """Whether the bitsandbytes of the stack's day saved the input of each linear."""
+    if context.stack == "transformers":
+        return version_of(context) < (4, 43)
+    until = INPUTS_UNTIL.get(context.stack, "")
+    return (context.version or until) < until
 
 
 def _scales(tape: Tape, name: str, dims: tuple[Dim, ...]) -> tuple[Buffer, Buffer]:

@@ -49,7 +49,7 @@ _TITAN = table(
         Status.MODELLED: {SWITCH: "compile_loss logits_upcast", TEXT: "loss_name"},
         Status.NOT_MODELLED: {
             FLAG: """
-                async_tp graph_trainer sac_saves_abs force_load_balance lm_head_chunked deterministic
+                async_tp graph_trainer sac_saves_abs force_load_balance deterministic
                 float8_all_gather float8_force_recompute_weight_in_bwd float8_grouped_mm float8_precompute_scale
                 enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp enable_async_tensor_parallel
                 force_recompute_fp8_weight_in_bwd early_stop""",
@@ -63,4 +63,6 @@ _TITAN = table(
     },
 )
 
-OPTIONS: tuple[Option, ...] = _DDP + _FSDP + _TITAN
+_LITGPT = table({Status.MODELLED: {FLAG: "lm_head_chunked"}}, stacks=("litgpt",))
+
+OPTIONS: tuple[Option, ...] = _DDP + _FSDP + _TITAN + _LITGPT
