@@ -113,7 +113,7 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
 def test_bytes_left_behind_grow_as_a_replay_says() -> None:
     for one in followed(following(space("llama"), "megatron", seed=6, exhaustive=True), MANY):
         costs = one.strategy.costs
-        for recompute in (NONE, FULL, *costs.selections):
+        for recompute in (NONE, FULL, *(one.recompute for one in costs.selections)):
             for kind, block in enumerate(costs.grid.kinds):
                 how = recompute if block.role == "layer" else NONE
                 assert costs.kept(recompute)[kind] == max(0, _kept_by(block, costs.context, how))

@@ -7,9 +7,10 @@ from functools import lru_cache
 import pytest
 
 from ullage.job.job import Recompute
+from ullage.planner.balance import _again
 from ullage.planner.costs import GridCosts, ShapeCosts
 from ullage.planner.knapsack import groups
-from ullage.planner.space import Space, modules_of, of_modules, subsets
+from ullage.planner.space import Family, Space, modules_of, of_modules, subsets
 from ullage.planner.wanted import bases, wanted
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
@@ -66,6 +67,37 @@ def test_no_set_of_the_front_is_beaten(model: str) -> None:
         assert not [names for names, cost in measured.items() if cost != mine and no_worse(cost, mine)], one
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_groups_add_up(model: str) -> None:
+    """What a set of the front takes and leaves is what its own replay says, though only parts of it were replayed."""
+    costs = shape(model)
+    layers = costs.grid.groups.layers
+    plain = costs.kept(Recompute())
+    for one in costs.selections:
+        for at, kind in enumerate(layers):
+            assert one.left_bytes[at] == costs.kept(one.recompute)[kind] - plain[kind]
+            assert one.again_s[at] == pytest.approx(costs.again_s(kind, one.recompute), rel=1e-9)
+            assert costs.kept(one.recompute)[kind] >= costs.smallest[kind]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_set_is_below_the_lines_of_a_balance(model: str) -> None:
+    costs = shape(model)
+    layers = costs.grid.groups.layers
+    plain = costs.kept(Recompute())
+    family = Family(kinds=tuple(of_modules(names) for names in every_set(costs) if names))
+    lines = _again(costs, family) if family.modular else []
+    assert lines or not family.modular
+    for names, (seconds, kept) in every_set(costs).items():
+        for line in lines:
+            saved_s = dict(
+                zip([kind for kind, _, role in costs.grid.runs if role == "layer"], line.saved_s, strict=True)
+            )
+            for at, kind in enumerate(layers):
+                below = line.s_per_byte * plain[kind] - saved_s[kind]
+                assert seconds[at] + line.s_per_byte * kept[at] >= below - 1e-9, names
+
+
 def test_modules_of_a_group_are_weighed_together() -> None:
     """A norm's output is gone only where the matmuls behind it run again: mlp and layernorm free more together than apart."""
     costs = shape("llama-3.1-8b")
@@ -84,5 +116,5 @@ def test_the_layer_of_experts_is_not_chosen_beside_its_parts() -> None:
 def test_seconds_grow_along_the_front() -> None:
     costs = shape("deepseek-v3")
     layers = [kind for kind, block in enumerate(costs.grid.kinds) if block.role == "layer"]
-    seconds = [sum(costs.again_s(kind, one) for kind in layers) for one in costs.selections]
+    seconds = [sum(costs.again_s(kind, one.recompute) for kind in layers) for one in costs.selections]
     assert seconds == sorted(seconds)

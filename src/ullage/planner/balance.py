@@ -7,7 +7,7 @@ added up they say how long the step is at the least: weak duality of the linear 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -16,6 +16,7 @@ from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.planner.bounds import wire_bound_s
 from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.knapsack import Chosen
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.states import BytesPerElement, each_element
 from ullage.timing.machine import exchange_cost
@@ -139,8 +140,8 @@ class Share:
     def sums(self) -> tuple[float, ...]:
         return self.compute_s, self.wire_s, self.states, self.end, self.kept, self.smallest
 
-    def sum_of(self, chosen: str, flights: int, again: float) -> float:
-        """One of the sums that ``Balance`` adds up. again: seconds of recomputation for a byte that is held."""
+    def sum_of(self, chosen: str, flights: int, again: float, saved_s: float) -> float:
+        """One of the sums that ``Balance`` adds up. again, saved_s: of a line of ``_again``, for a byte that is held."""
         if chosen == "compute":
             return self.compute_s
         if chosen == "kept":
@@ -149,13 +150,63 @@ class Share:
             return self.end
         if chosen == "wire":
             return self.wire_s
-        return self.compute_s + again * (self.states + flights * self.kept)
+        return self.compute_s - saved_s + again * (self.states + flights * self.kept)
 
     def under(self, least: Least, wire_s: float) -> None:
         """With its states, and what is sent of it."""
         self.states = self.dense * least.dense.kept + self.experts * least.experts.kept
         self.end = self.dense * least.dense.end + self.experts * least.experts.end
         self.wire_s = wire_s
+
+
+@frozen
+class Again:
+    """A line below what a layer is recomputed for: whatever of it runs again, its seconds and ``s_per_byte`` for each byte that it then
+    keeps are no less than that for the bytes that it keeps plain, less ``saved_s``, by run of layers. mean_s: of a mean layer."""
+
+    s_per_byte: float
+    saved_s: tuple[float, ...]
+    mean_s: float
+
+
+def _again(costs: ShapeCosts, family: Family) -> list[Again]:
+    """Of layers one by one, the seconds of a byte in the kind that gets most for them; of sets of modules each slope of the convex hull of
+    what one kind's keep and take, to which every other kind has its own saving."""
+    runs = [(kind, times) for kind, times, role in costs.grid.runs if role == "layer"]
+    if family.layered:
+        plain, full = costs.kept(NONE), costs.kept(FULL)
+        rates = [costs.again_s(kind, FULL) / (plain[kind] - full[kind]) for kind, _ in runs if plain[kind] > full[kind]]
+        return [Again(s_per_byte=min(rates), saved_s=(0.0,) * len(runs), mean_s=0.0)] if rates else []
+    if not family.modular:
+        return []
+    layers = costs.grid.groups.layers
+    most = layers.index(max(runs, key=lambda one: one[1])[0])
+    count = sum(times for _, times in runs)
+    found = []
+    for rate in sorted({slope for some in costs.groups for slope in _slopes(some, most)}):
+        saved_s = tuple(
+            -sum(min([one.again_s[at] + rate * one.left_bytes[at] for one in some]) for some in costs.groups)
+            for kind, _ in runs
+            for at in (layers.index(kind),)
+        )
+        mean_s = sum(times * saved for (_, times), saved in zip(runs, saved_s, strict=True)) / count
+        found.append(Again(s_per_byte=rate, saved_s=saved_s, mean_s=mean_s))
+    return found
+
+
+def _slopes(sets: Sequence[Chosen], kind: int) -> Iterator[float]:
+    """Seconds for a byte along the lower hull of a group's sets, from the one that recomputes nothing to the one that keeps least."""
+    at_bytes, at_s = 0, 0.0
+    while True:
+        steps = [
+            ((one.again_s[kind] - at_s) / (at_bytes - one.left_bytes[kind]), one.left_bytes[kind], one.again_s[kind])
+            for one in sets
+            if one.left_bytes[kind] < at_bytes
+        ]
+        if not steps:
+            return
+        slope, at_bytes, at_s = min(steps)
+        yield slope
 
 
 class Balance:
@@ -166,6 +217,7 @@ class Balance:
         self.count = len(costs.layers_s)
         self.mean, self.first, self.last = Share(), Share(), Share()
         self.layers: list[tuple[int, int, Share]] = []
+        self._smallest = costs.smallest if family.modular else costs.kept(family.kinds[-1])
         for kind, times, role in costs.grid.runs:
             one = self._share(kind, family)
             if role == "layer":
@@ -173,21 +225,17 @@ class Balance:
                 self.mean.add(one, times / self.count)
             else:
                 (self.first if role == "embedding" else self.last).add(one, times)
-        rates = [
-            costs.again_s(kind, FULL) / saved
-            for kind in range(len(costs.blocks))
-            if costs.is_layer[kind] and (saved := costs.kept(NONE)[kind] - costs.kept(FULL)[kind]) > 0
-        ]
-        self.again_s_per_byte = min(rates, default=0.0) if family.layered else 0.0
+        self.again = _again(costs, family)
+        self._no_saving = (0.0,) * len(self.layers)
 
     def _share(self, kind: int, family: Family) -> Share:
         costs = self.costs
         cost, layer = costs.blocks[kind], costs.is_layer[kind]
-        fastest, smallest = (family.fastest, FULL if family.modular else family.kinds[-1]) if layer else (NONE, NONE)
+        fastest = family.fastest if layer else NONE
         return Share(
             compute_s=cost.both_s + costs.again_s(kind, fastest),
             kept=costs.kept(fastest)[kind],
-            smallest=costs.kept(smallest)[kind],
+            smallest=self._smallest[kind],
             dense=cost.dense,
             experts=cost.experts,
         )
@@ -232,7 +280,7 @@ class Balance:
     def _added_up(self, pipe: Pipe, room: float, seconds: float) -> tuple[float, float, float]:
         """Of each rank the sum that leaves it fewest mean layers in so many seconds, added up: mean layers that are held in no time, how
         many more in each second, and how many all layers are at the least."""
-        costs, rate, each = self.costs, self.again_s_per_byte, 1 / pipe.micro_batches
+        costs, each = self.costs, 1 / pipe.micro_batches
         first, last, layers = self.first, self.last, self.layers
         sent = costs.sent_bytes if pipe.ranks > 1 else 0
         compute_s, sent_s, states, end, kept, smallest = self.mean.sums()
@@ -265,16 +313,19 @@ class Balance:
             if sent_s and wire_s + each * seconds < fewest * sent_s:
                 chosen, of_mean, limit, slope = "wire", sent_s, wire_s, each
                 fewest = (wire_s + each * seconds) / sent_s
-            again = rate / flights
-            own = compute_s + again * (states + flights * kept)
-            if rate and free_s + again * plain + each * seconds < fewest * own:
-                chosen, of_mean, limit, slope = "again", own, free_s + again * plain, each
+            again, saved_s = 0.0, self._no_saving
+            for line in self.again:
+                rate = line.s_per_byte / flights
+                own = compute_s - line.mean_s + rate * (states + flights * kept)
+                if free_s + rate * plain + each * seconds < fewest * own:
+                    chosen, of_mean, limit, slope = "again", own, free_s + rate * plain, each
+                    fewest, again, saved_s = (limit + each * seconds) / own, rate, line.saved_s
             held += ranks * limit / of_mean
             gained += ranks * slope / of_mean
             if len(layers) > 1:
                 shares = [
-                    min(share, one.sum_of(chosen, flights, again) / of_mean)
-                    for share, (_, _, one) in zip(shares, layers, strict=True)
+                    min(share, one.sum_of(chosen, flights, again, saved_s[at]) / of_mean)
+                    for at, (share, (_, _, one)) in enumerate(zip(shares, layers, strict=True))
                 ]
         if len(layers) == 1:
             return held, gained, self.count

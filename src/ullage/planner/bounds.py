@@ -308,16 +308,28 @@ class MemoryBound:
     def modules_again_s(self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float) -> float | None:
         """The least seconds of a micro-batch that sets of modules take again with which it fits, or nothing does."""
         most = (self.room_bytes - states_bytes) / in_flight
-        if chunk_bytes(costs, stage, FULL) > most:
+        if _smallest_chunk(costs, stage, costs.smallest) > most:
             return None
-        if chunk_bytes(costs, stage, NONE) <= most:
+        plain = costs.kept(NONE)
+        if _smallest_chunk(costs, stage, plain) <= most:
             return 0.0
-        seconds = (
-            sum(count * costs.again_s(kind, recompute) for kind, count, layer in stage.counts if layer)
-            for recompute in costs.selections
-            if chunk_bytes(costs, stage, recompute) <= most
-        )
-        return min(seconds, default=None)
+        layers = costs.grid.groups.layers
+        counted = [(at, count) for kind, count, layer in stage.counts if layer for at in (layers.index(kind),)]
+        least = None
+        for one in costs.selections:
+            kept = list(plain)
+            for kind, left in zip(layers, one.left_bytes, strict=True):
+                kept[kind] += left
+            if _smallest_chunk(costs, stage, kept) <= most:
+                seconds = sum([count * one.again_s[at] for at, count in counted])
+                least = seconds if least is None else min(least, seconds)
+        return least
+
+
+def _smallest_chunk(costs: ShapeCosts, stage: Stage, kept: Sequence[int]) -> int:
+    """``chunk_bytes`` of blocks that keep so much each, by kind."""
+    found = min([sum([count * kept[kind] for kind, count, _ in part]) for part in set(stage.chunks)])
+    return found if stage.both_ends else found - costs.sent_bytes
 
 
 _ROUNDING = 1 - 1e-12
@@ -342,13 +354,9 @@ def _layers(part: Counts) -> int:
 
 def chunk_bytes(costs: ShapeCosts, stage: Stage, recompute: Recompute) -> int:
     """What a forward of the rank's smallest chunk leaves behind; what it sends on may be gone (Megatron's deallocate_pipeline_outputs)."""
-    sent = 0 if stage.both_ends else costs.sent_bytes
-    if recompute.kind == "none":
-        plain = costs.kept(NONE)
-        kept = [sum(count * plain[kind] for kind, count, _ in part) for part in set(stage.chunks)]
-    else:
-        kept = [
-            sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute))
-            for part in set(stage.chunks)
-        ]
-    return min(kept) - sent
+    if recompute.kind != "layers":
+        return _smallest_chunk(costs, stage, costs.kept(recompute))
+    parts = [
+        sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute)) for part in set(stage.chunks)
+    ]
+    return min(parts) - (0 if stage.both_ends else costs.sent_bytes)

@@ -15,6 +15,7 @@ from ullage.engines.base import context_of
 from ullage.frozen import frozen, replace
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Recompute
+from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
@@ -23,8 +24,8 @@ from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
-from ullage.planner.knapsack import front
-from ullage.planner.space import NONE, modules_of
+from ullage.planner.knapsack import Chosen, Groups, front
+from ullage.planner.space import NONE
 from ullage.timing import states
 from ullage.timing.again import work_again
 from ullage.timing.machine import exchange_cost
@@ -83,6 +84,12 @@ class GridCosts:
             for number in (1, 2)
         )
         return one, two
+
+    @cached_property
+    def groups(self) -> Groups:
+        """What its layers can recompute piece by piece, whatever the micro-batch."""
+        layers = [block for block in self.kinds if block.role == "layer"]
+        return Groups(self, stacks.recomputable(layers, self.contexts[0]))
 
     @cached_property
     def works(self) -> list[Both]:
@@ -260,9 +267,22 @@ class ShapeCosts:
         return stream_bytes(layer.output, self.context)
 
     @cached_property
-    def selections(self) -> tuple[Recompute, ...]:
+    def groups(self) -> list[list[Chosen]]:
+        """Of each group of modules that share no tensor the sets of them, the empty one first."""
+        return self.grid.groups.measured(self)
+
+    @cached_property
+    def selections(self) -> tuple[Chosen, ...]:
         """Sets of modules to recompute that no other set beats."""
-        return front(self, modules_of(self.job, self.grid.graph))
+        return front(self.groups)
+
+    @cached_property
+    def smallest(self) -> list[int]:
+        """Of each kind, the bytes that it leaves behind under whichever set of modules leaves least of it."""
+        found = list(self.kept(NONE))
+        for at, kind in enumerate(self.grid.groups.layers):
+            found[kind] += sum(min([one.left_bytes[at] for one in some]) for some in self.groups)
+        return found
 
     def _role_s(self, *roles: str) -> float:
         return sum(times * self.blocks[kind].both_s for kind, times, role in self.grid.runs if role in roles)

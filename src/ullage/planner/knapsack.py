@@ -25,51 +25,100 @@ if TYPE_CHECKING:
 
 
 @frozen
-class _Set:
-    """Of each kind of layer, the seconds of its recomputation and the bytes that it leaves behind more than one that recomputes nothing."""
+class Chosen:
+    """A set of modules. Of each kind of layer, the seconds of its recomputation and the bytes that it leaves behind more than one that
+    recomputes nothing."""
 
     modules: frozenset[str]
     again_s: tuple[float, ...]
     left_bytes: tuple[int, ...]
 
-    def beats(self, other: _Set) -> bool:
-        return all(a <= b for a, b in zip(self.again_s, other.again_s, strict=True)) and all(
-            a <= b for a, b in zip(self.left_bytes, other.left_bytes, strict=True)
+    @property
+    def recompute(self) -> Recompute:
+        return of_modules(self.modules)
+
+
+Cost = tuple[float, ...]
+"""Seconds of each kind of layer, then bytes."""
+
+
+class Groups:
+    """The modules of a grid in groups that share no tensor: what of each group may run again, and what that leaves behind.
+
+    layers: kinds of block that are layers. A choice of a group is its modules, and the place of its bytes in ``of``.
+    """
+
+    def __init__(self, grid: GridCosts, modules: Modules) -> None:
+        self.layers = [kind for kind, block in enumerate(grid.kinds) if block.role == "layer"]
+        self.names = sorted(modules.names)
+        self._grid = grid
+        self._choices = [[sorted(names) for names in subsets(group, modules)] for group in groups(grid, modules)]
+        self._singly = [of_modules([name]) for name in self.names]
+        self._how = [[of_modules(names) if names else NONE for names in some] for some in self._choices]
+
+    def measured(self, costs: ShapeCosts) -> list[list[Chosen]]:
+        """Of each group its sets, the empty one first."""
+        plain = costs.kept(NONE)
+        singly = {
+            name: [costs.again_s(kind, one) for kind in self.layers]
+            for name, one in zip(self.names, self._singly, strict=True)
+        }
+        return [
+            [self._measured(costs, names, how, plain, singly) for names, how in zip(some, each, strict=True)]
+            for some, each in zip(self._choices, self._how, strict=True)
+        ]
+
+    def _measured(
+        self,
+        costs: ShapeCosts,
+        names: Sequence[str],
+        how: Recompute,
+        plain: Sequence[int],
+        singly: dict[str, list[float]],
+    ) -> Chosen:
+        kept = costs.kept(how)
+        return Chosen(
+            modules=frozenset(names),
+            again_s=tuple(sum([singly[name][at] for name in names]) for at in range(len(self.layers))),
+            left_bytes=tuple(kept[kind] - plain[kind] for kind in self.layers),
         )
 
-    def with_(self, other: _Set) -> _Set:
-        return _Set(
-            modules=self.modules | other.modules,
-            again_s=tuple(a + b for a, b in zip(self.again_s, other.again_s, strict=True)),
-            left_bytes=tuple(a + b for a, b in zip(self.left_bytes, other.left_bytes, strict=True)),
+
+def front(measured: Iterable[Sequence[Chosen]]) -> tuple[Chosen, ...]:
+    """Of groups with their sets, the sets over all of them that no other beats, the fastest first; not the one that recomputes nothing."""
+    found: list[tuple[Cost, frozenset[str]]] | None = None
+    for some in measured:
+        own = [((*one.again_s, *one.left_bytes), one.modules) for one in some]
+        if found is None:
+            found = _unbeaten(own)
+            continue
+        found = _unbeaten(
+            (tuple([a + b for a, b in zip(cost, more, strict=True)]), names | others)
+            for cost, names in found
+            for more, others in own
         )
-
-
-def front(costs: ShapeCosts, modules: Modules) -> tuple[Recompute, ...]:
-    """The sets of modules that no other set beats, the fastest first; not the one that recomputes nothing."""
-    layers = [kind for kind, block in enumerate(costs.grid.kinds) if block.role == "layer"]
-    found = [_Set(modules=frozenset(), again_s=(0.0,) * len(layers), left_bytes=(0,) * len(layers))]
-    for group in groups(costs.grid, modules):
-        some = [_measured(costs, layers, names) for names in subsets(group, modules)]
-        found = _unbeaten(one.with_(more) for one in found for more in some)
-    ordered = sorted(found, key=lambda one: (sum(one.again_s), sorted(one.modules)))
-    return tuple(of_modules(one.modules) for one in ordered if one.modules)
-
-
-def _measured(costs: ShapeCosts, layers: Sequence[int], names: frozenset[str]) -> _Set:
-    plain, kept = costs.kept(NONE), costs.kept(of_modules(names) if names else NONE)
-    singly = [of_modules([name]) for name in names]
-    return _Set(
-        modules=names,
-        again_s=tuple(sum(costs.again_s(kind, one) for one in singly) for kind in layers),
-        left_bytes=tuple(kept[kind] - plain[kind] for kind in layers),
+    if not found:
+        return ()
+    kinds = len(found[0][0]) // 2
+    ordered = sorted(found, key=lambda one: (sum(one[0][:kinds]), sorted(one[1])))
+    return tuple(
+        Chosen(modules=names, again_s=cost[:kinds], left_bytes=tuple(map(int, cost[kinds:])))
+        for cost, names in ordered
+        if names
     )
 
 
-def _unbeaten(sets: Iterable[_Set]) -> list[_Set]:
-    found: list[_Set] = []
-    for one in sorted(sets, key=lambda each: (each.again_s, each.left_bytes)):  # what beats one comes before it
-        if not any(other.beats(one) for other in found):
+def _unbeaten(sets: Iterable[tuple[Cost, frozenset[str]]]) -> list[tuple[Cost, frozenset[str]]]:
+    found: list[tuple[Cost, frozenset[str]]] = []
+    for one in sorted(sets, key=lambda each: each[0]):  # what beats one comes before it
+        cost = one[0]
+        for other, _ in found:
+            for mine, its in zip(cost, other, strict=True):
+                if mine < its:
+                    break
+            else:
+                break
+        else:
             found.append(one)
     return found
 

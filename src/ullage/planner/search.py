@@ -320,8 +320,8 @@ class Search:
     def _sharded(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
         """Every way to divide states over replicas; of sets of modules each that no other beats."""
         if cut.family.modular and not self.exhaustive:
-            for recompute in cut.costs.selections:
-                self._sharded(replace(cut, family=Family(kinds=(recompute,))), stages, value)
+            for one in cut.costs.selections:
+                self._sharded(replace(cut, family=Family(kinds=(one.recompute,))), stages, value)
             return
         costs, family = cut.costs, cut.family
         in_flight = flights(cut.job)
