@@ -59,6 +59,36 @@ def test_a_failure_that_is_none_of_memory() -> None:
     assert read_input("all is well here").recognised == "unknown"
 
 
+def test_a_launcher_that_ends_the_other_ranks_is_no_kill() -> None:
+    """DeepSpeed's launcher calls a handler of its own sigkill_handler, whatever the first rank died of."""
+    log = (
+        "ValueError: too many values to unpack (expected 2)\n[INFO] [launch.py:318:sigkill_handler] Killing subprocess 1840\n"
+        "[ERROR] [launch.py:324:sigkill_handler] ['python', '-u', 'train.py'] exits with return code = "
+    )
+    assert read_input(f"{log}1").recognised == "not-oom"
+    assert read_input(f"{log}-9").recognised == "host-oom"
+
+
+@pytest.mark.parametrize(
+    ("line", "recognised"),
+    [
+        ("command terminated with exit code 137", "host-oom"),
+        ("exits with return code = -7", "host-oom"),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error.", "host-oom"),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.", "host-oom"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "cuda-oom"),
+        ("RuntimeError: Unable to find a valid cuDNN algorithm to run convolution", "cuda-oom"),
+        ("RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", "cuda-oom"),
+        ("ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM", "cuda-oom"),
+        ("ValueError: Free memory on device (21.3/79.1 GiB) on startup is less than desired GPU memory utilization", "cuda-oom"),
+        ("ValueError: No available memory for the cache blocks.", "cuda-oom"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.", "not-oom"),
+    ],
+)  # fmt: skip
+def test_what_else_tells_of_memory(line: str, recognised: str) -> None:
+    assert read_input(line).recognised == recognised
+
+
 def test_a_message_over_several_lines() -> None:
     broken = "[rank0]: " + OOM.replace(". GPU", ".\n[rank0]:   GPU").replace("of which ", "of which\n[rank0]: ")
     assert read_input(broken).numbers == read_input(OOM).numbers
@@ -166,9 +196,9 @@ def test_time_is_linear_in_what_repeats(line: bytes) -> None:
 
     def seconds(size: int) -> float:
         text = line * (size // len(line))
-        start = time.perf_counter()
+        start = time.process_time()
         read_log(io.BytesIO(text), "log")
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(MIB)
     assert seconds(16 * MIB) < 20 * max(seconds(2 * MIB), 0.02)

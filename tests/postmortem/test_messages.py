@@ -61,6 +61,28 @@ def test_every_number_of_the_newest_form() -> None:
     assert found.reserved_bytes == 70 * GIB
 
 
+def test_in_a_container_this_process_is_told_as_another() -> None:
+    """verl-project/verl#2828: the driver's number of this process is not the one that it has in its container."""
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 13.91 GiB. GPU 0 has a total capacity of 79.11 GiB of which 8.85 GiB is free. Process 23444 "
+        "has 70.25 GiB memory in use. Of the allocated memory 60.49 GiB is allocated by PyTorch, and 6.77 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert (found.process_bytes, found.other_processes_bytes) == (int(70.25 * GIB), None)
+
+
+def test_this_process_among_several_is_the_one_that_holds_what_torch_has() -> None:
+    """huggingface/trl#5207: four test workers on one card."""
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 42.19 MiB is free. "
+        "Process 21219 has 284.00 MiB memory in use. Process 21222 has 3.40 GiB memory in use. Process 21213 has 258.00 MiB memory in use. "
+        "Process 21216 has 10.77 GiB memory in use. Of the allocated memory 10.59 GiB is allocated by PyTorch, and 42.18 MiB is reserved "
+        "by PyTorch but unallocated."
+    )
+    assert found.process_bytes == int(10.77 * GIB)
+    assert found.other_processes_bytes == 284 * MIB + int(3.40 * GIB) + 258 * MIB
+
+
 def test_the_oldest_form() -> None:
     found = numbers_of(
         "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 11.17 GiB total capacity; 10.65 GiB already allocated; "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ullage.postmortem.causes import Kind, Reason
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.messages import Numbers
-from ullage.postmortem.signs import CONTRADICTION
+from ullage.postmortem.signs import CONTRADICTION, ENGINE, LIBRARY, QUANTISED
 from ullage.units import GIB, format_bytes
 
 _CONTEXT_BYTES = 2 * GIB
@@ -25,6 +25,7 @@ _RISING = 0.8
 _STEADY_RATIO = 1.05
 
 _PHASES: dict[str, tuple[Kind, float, str]] = {
+    "pinning": ("host-memory", 3.0, "the traceback is inside the pinning of host memory, which CUDA reports as its own"),
     "unpad": ("config", 3.0, "it came from the code that packs and unpads sequences: a mask or a shape is not what it expects"),
     "save": ("save", 3.5, "the traceback is inside the writing of a checkpoint"),
     "load": ("load", 3.5, "the traceback is inside the loading of weights or a checkpoint"),
@@ -76,6 +77,22 @@ def _by_sign(evidence: Evidence) -> Iterator[Reason]:
             kind="fragmentation",
             weight=1.0,
             why="what torch caches and does not use is not given back for NCCL: expandable segments or an emptied cache leave it room",
+        )
+
+    elif event.what == ENGINE:
+        yield Reason(
+            kind="foreign-process",
+            weight=2.2,
+            why=f"{ENGINE} (gpu_memory_utilization): what else is on the card, a training among it, had the rest",
+        )
+    elif event.what == QUANTISED:
+        yield Reason(kind="load", weight=2.2, why=QUANTISED)
+    elif event.recognised == "cuda-oom" and event.what in LIBRARY:
+        yield Reason(
+            kind="communicators",
+            weight=1.0,
+            why=f"{event.what}: it asks the driver, outside torch's allocator, which holds the rest of the card. An index out of range is "
+            "reported so too, late: CUDA_LAUNCH_BLOCKING=1 tells them apart",
         )
 
 

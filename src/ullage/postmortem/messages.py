@@ -27,10 +27,16 @@ _FIELDS = {
         rf"[Tt]ried to allocate (?:more than )?{_SIZE}",
         rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}",
         rf"(?:[Uu]nable to allocate|[Oo]ut of memory allocating|[Oo]ut of memory while trying to allocate|[Ff]ailed to allocate) {_SIZE}",
+        rf"[Cc]annot allocate {_SIZE}",
     ),
     "capacity": (rf"{_SIZE} total capacity", rf"total capac(?:i)?ty of {_SIZE}"),
-    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free\b"),
-    "allocated": (rf"{_SIZE} already allocated", rf"{_SIZE} is allocated by", rf"MPS allocated: {_SIZE}"),
+    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free\b", rf"available memory is only {_SIZE}"),
+    "allocated": (
+        rf"{_SIZE} already allocated",
+        rf"{_SIZE} is allocated by",
+        rf"MPS allocated: {_SIZE}",
+        rf"{_SIZE} memory has been allocated",
+    ),
     "reserved": (rf"{_SIZE} reserved in total", rf"{_SIZE} cached"),
     "unallocated": (rf"{_SIZE} is reserved by \w+ but unallocated",),
     "private_pools": (rf"with {_SIZE} allocated in private pools",),
@@ -109,6 +115,9 @@ def numbers_of(text: str) -> Numbers:
     if reserved is None and "allocated" in size and "unallocated" in size:
         reserved = size["allocated"] + size["unallocated"]
     others = [one.bytes for match in _some(_OTHERS, text) if (one := printed(*match.groups())) is not None]
+    process = size.get("process")
+    if process is None and (process := _own(others, reserved or size.get("allocated"))) is not None:
+        others.remove(process)
     device = _DEVICE.search(text)
     return Numbers(
         tried_bytes=size.get("tried"),
@@ -118,11 +127,19 @@ def numbers_of(text: str) -> Numbers:
         allocated_bytes=size.get("allocated"),
         reserved_bytes=reserved,
         other_processes_bytes=sum(others) if others else None,
-        process_bytes=size.get("process"),
+        process_bytes=process,
         private_pools_bytes=size.get("private_pools"),
         allowed_bytes=size.get("allowed"),
         device=int(device[1]) if device else None,
     )
+
+
+def _own(processes: list[int], reserved: int | None) -> int | None:
+    """This process among those of the card. torch knows it by its number, which in a container is another than the driver's: it is then
+    told as any "Process N", and is the one that holds what torch has reserved."""
+    if reserved is None:
+        return None
+    return min((one for one in processes if one >= reserved), default=None)
 
 
 def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> Printed | None:

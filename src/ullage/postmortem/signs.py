@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Literal, NamedTuple
 
 Recognised = Literal["cuda-oom", "hip-oom", "nccl-oom", "host-oom", "not-oom", "unknown"]
@@ -11,20 +12,39 @@ Recognised = Literal["cuda-oom", "hip-oom", "nccl-oom", "host-oom", "not-oom", "
 class Sign(NamedTuple):
     """``markers``: lower-case texts of which one stands in every line that ``pattern`` knows; what: it in words.
 
-    weight: of two signs in one log the heavier is what happened; the other follows from it.
+    weight: of two signs in one log the heavier is what happened; the other follows from it. pattern: compiled when a line first has
+    one of the markers, as most never do.
     """
 
     recognised: Recognised
     weight: int
     what: str
     markers: tuple[str, ...]
-    pattern: re.Pattern[str]
+    pattern: str
+
+    def knows(self, text: str, lower: str) -> bool:
+        """lower: the text in lower case."""
+        return any(marker in lower for marker in self.markers) and _compiled(self.pattern).search(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
 
 
 def _sign(recognised: Recognised, weight: int, what: str, markers: str, pattern: str) -> Sign:
-    return Sign(recognised, weight, what, tuple(markers.split("|")), re.compile(pattern, re.IGNORECASE))
+    return Sign(recognised, weight, what, tuple(markers.split("|")), pattern)
 
 
+LIBRARY = (
+    "a library asked the driver for memory and got none",
+    "a library found no room for its handle or its workspace, as mostly on a full card",
+)
+QUANTISED = (
+    "the quantised model did not fit what is free on the cards, and bitsandbytes takes no part of it on the host"
+)
+ENGINE = "an inference engine found less memory on the card than its share"
+SHARED = "shared memory (/dev/shm) ran out, or a mapped file could not grow"
 CONTRADICTION = "ZeRO-3 makes parameters in shards, and takes no device_map and no low_cpu_mem_usage"
 SIGNS = (
     _sign("host-oom", 8, "torch could not allocate host memory", "defaultcpuallocator",
@@ -35,13 +55,20 @@ SIGNS = (
           r"HIP out of memory|HIP error: ?(?:hipError)?out ?of ?memory"),
     _sign("cuda-oom", 9, "torch's allocator found no room on the card", "out of memory",
           r"(?:CUDA|XPU|NPU|MUSA|MPS backend|CUDA driver error:) out of memory|OutOfMemoryError: .{0,40}Tried to allocate"),
-    _sign("cuda-oom", 6, "a library asked the driver for memory and got none", "alloc_failed|memoryallocation",
+    _sign("cuda-oom", 6, LIBRARY[0], "alloc_failed|memoryallocation",
           r"CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_(?:STATUS_)?ALLOC_FAILED|cudaErrorMemoryAllocation"),
     _sign("cuda-oom", 5, "a CUDA call outside torch's allocator found no room", "out of memory",
           r"(?:CUDA|runtime|driver) error[^\n]{0,40}out of memory|error ?= ?2 : out of memory|Error out of memory at line"),
     _sign("cuda-oom", 4, "the framework found no room on the card",
-          "resource_exhausted|oom when allocating|no available memory for the cache",
-          r"RESOURCE_EXHAUSTED: .{0,60}memory|OOM when allocating tensor|No available memory for the cache blocks"),
+          "resource_exhausted|oom when allocating|out of memory error on", r"RESOURCE_EXHAUSTED: .{0,60}memory|OOM when allocating tensor"
+          r"|Out of memory error on [GX]PU"),
+    _sign("cuda-oom", 4, QUANTISED, "dispatched on the cpu",
+          r"modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM"),
+    _sign("cuda-oom", 4, ENGINE, "no available memory for the cache|free memory on device",
+          r"No available memory for the cache blocks|Free memory on device .{0,60}less than desired GPU memory utilization"),
+    _sign("cuda-oom", 4, "the device's runtime found no room on the card", "out_of_device_memory", r"OUT_OF_DEVICE_MEMORY"),
+    _sign("cuda-oom", 3, LIBRARY[1], "cublascreate|valid cudnn algorithm",
+          r"CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate|Unable to find a valid cuDNN algorithm"),
     _sign("cuda-oom", 4, "no batch size fitted", "no executable batch size|ran out of memory",
           r"No executable batch size found|ran out of memory (?:with|in|on)"),
     _sign("host-oom", 7, "the kernel killed a process for memory", "killed process|oom-kill|oom_kill|oomkilled|oom-killer",
@@ -52,10 +79,12 @@ SIGNS = (
           r"exceeded (?:job|step|its|the)? ?memory limit|Exceeded (?:job|step) memory"),
     _sign("host-oom", 6, "host memory could not be allocated", "cannot allocate memory|memoryerror|unable to allocate|bad_alloc",
           r"Cannot allocate memory|\b_?(?:Array)?MemoryError\b|Unable to allocate .{1,40} for an array|std::bad_alloc"),
-    _sign("host-oom", 5, "shared memory (/dev/shm) ran out", "shared memory (shm)", r"insufficient shared memory \(shm\)"),
+    _sign("host-oom", 5, SHARED, "shared memory (shm)|signal: bus error",
+          r"insufficient shared memory \(shm\)|killed by signal: Bus error"),
+    _sign("host-oom", 3, SHARED, "exitcode|exit code|return code|sigbus", r"exit ?code *:? *-7\b|return code = -7\b|\bSIGBUS\b"),
     _sign("host-oom", 3, "a process was killed by signal 9, as the kernel does when host memory runs out",
           "exitcode|exit code|return code|killed|sigkill|signal 9",
-          r"exit ?code *:? *-9\b|return code = -9\b|exit code -9\b|SIGKILL|signal 9\b|signal: Killed|(?:^"
+          r"exit ?code *:? *(?:-9|137)\b|return code = (?:-9|137)\b|\bSIGKILL\b|signal 9\b|signal: Killed|(?:^"
           r"|\n)[^\n]{0,120}\bKilled *(?:$|\n|python|torchrun)"),
     _sign("nccl-oom", 3, "NCCL failed in a CUDA call", "ncclunhandledcudaerror|call to cuda function failed",
           r"ncclUnhandledCudaError(?=[\s\S]{0,400}out of memory)"),
@@ -94,7 +123,4 @@ MARKERS = _shortest({marker.encode() for sign in SIGNS for marker in sign.marker
 def sign_of(text: str) -> Sign | None:
     """The first sign that a line knows, or None."""
     lower = text.lower()
-    for sign in SIGNS:
-        if any(marker in lower for marker in sign.markers) and sign.pattern.search(text):
-            return sign
-    return None
+    return next((sign for sign in SIGNS if sign.knows(text, lower)), None)

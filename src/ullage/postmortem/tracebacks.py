@@ -9,7 +9,7 @@ from ullage.postmortem.snapshot_frames import Frame
 
 Phase = Literal[
     "load", "engine-init", "forward", "attention", "experts", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
-    "save", "evaluation", "collective", "unpad",
+    "save", "evaluation", "collective", "unpad", "pinning",
 ]  # fmt: skip
 
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7}), in ([^\s:]{1,120})')
@@ -52,7 +52,7 @@ _RULES = (
     _rule("load",
           r"from_pretrained|load_state_dict|load_checkpoint|_load_(?:rng|optimizer)|torch\.load|_load_state_dict"
           r"|load_model\b|resume"),
-    _rule("evaluation", r"evaluation_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
+    _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
           r"|init_state"),
@@ -61,7 +61,8 @@ _RULES = (
           r"torch/optim/|optimizer\.step|adamw?\.py|_multi_tensor_adam|_single_tensor_adam|optim.{0,30}\bstep\b|denom ?="),
     _rule("loss",
           r"cross_?entropy|nll_loss|log_softmax|lm_head|logits(?:\.float|_to_keep| ?=)|compute_loss"
-          r"|\.float\(\).{0,20}logits"),
+          r"|\.float\(\).{0,20}logits|from_logits|token_log_?p|log_?probs_from|logsumexp\(logits"),
+    _rule("pinning", r"\bpin_memory\(|\.pin_memory\b|cudaHostAlloc|cudaHostRegister"),
     _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
     _rule("experts", r"\bexperts?\b|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
     _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
