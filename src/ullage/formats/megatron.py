@@ -55,7 +55,7 @@ _MARKS = re.compile(
     r"--(num-layers|tensor-model-parallel-size|micro-batch-size|hidden-size|pipeline-model-parallel-size)\b"
 )
 _YAML_MARKS = re.compile(
-    r"^(num-layers|tensor-model-parallel-size|micro-batch-size|hidden-size|transformer-impl|bf16)\s*:", re.M
+    r"^(num-layers|tensor-model-parallel-size|micro-batch-size|hidden-size|transformer-impl|seq-length)\s*:", re.M
 )
 
 _DEGREES = {

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from ullage.errors import InvalidInput, UnknownName
+from ullage.formats.foreign import foreign, remedy
 from ullage.formats.reading import Reading
 from ullage.formats.tree import Leaves, Path, Syntax
 from ullage.job.fields import hint
@@ -71,10 +72,13 @@ def format_of(text: str, place: str) -> Format:
     """The format of a text, by what stands in it. InvalidInput where it is none of them."""
     if not text.strip():
         raise InvalidInput("is empty", allowed=_allowed(), place=place)
+    title = foreign(text)
     for name in READ:
         module = _module(name)
-        if module.detect(text, place):
+        if module.detect(text, place) and (title is None or name == "job_file"):
             return module
+    if title is not None:
+        raise InvalidInput(f"is {title}, which is not read", allowed=_allowed(), remedy=remedy(title), place=place)
     raise InvalidInput(
         "is none of the formats that are read", allowed=_allowed(), remedy="name it: --from deepspeed", place=place
     )
