@@ -24,7 +24,12 @@ Split = tuple[int, ...] | None
 NONE, FULL, SELECTIVE = Recompute(), Recompute(kind="full"), Recompute(kind="selective")
 
 _SHARD_GROUPS = ("fsdp1", "fsdp2")
-_OWN_LOSSES = {"megatron": ("vocab-parallel", "vocab-parallel-fused"), "torchtitan": ("full", "vocab-parallel")}
+_OWN_LOSSES = {
+    "liger": ("full", "fused-linear"),
+    "megatron": ("vocab-parallel", "vocab-parallel-fused"),
+    "torchtitan": ("full", "vocab-parallel"),
+    "unsloth": ("full", "fused-linear"),
+}
 """Loss kinds by stack, where there is more than its own whole one."""
 
 MOST_SEQUENCES = 4096
