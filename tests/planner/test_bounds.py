@@ -101,7 +101,7 @@ def test_a_block_costs_what_the_exact_account_says(name: str) -> None:
 def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str, engine: str) -> None:
     """Whatever the expert parallelism, whose grids share what no expert does."""
     search = following(space(name), engine, seed=8, exhaustive=False)
-    grids = [grid for some in search._grids(search.bases[0]) for grid in some.costs()]
+    grids = [grid for some in search._grids(search.bases[0]) for losses in some.costs() for grid in losses]
     for grid in search.rng.sample(grids, min(MANY, len(grids))):
         for job in search.rng.sample(shapes := search.space.shapes(search.bases[0], grid.job), min(3, len(shapes))):
             micro_batch = job.data.micro_batch

@@ -6,7 +6,7 @@ with a micro-batch. How many blocks a rank has, how often it runs them and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import TypeVar
@@ -239,18 +239,23 @@ class ShapeCosts:
     """
 
     def __init__(self, grid: GridCosts, job: Job) -> None:
-        self.grid, self.job = grid, job
-        self.micro_batch = job.data.micro_batch
-        self.is_layer = grid.is_layer
-        self.blocks = [
+        micro_batch = job.data.micro_batch
+        blocks = [
             BlockCost(
                 dense=dense,
                 experts=experts,
-                forward_s=forward.seconds(self.micro_batch),
-                backward_s=backward.seconds(self.micro_batch),
+                forward_s=forward.seconds(micro_batch),
+                backward_s=backward.seconds(micro_batch),
             )
             for (dense, experts), (forward, backward) in zip(grid.numels, grid.works, strict=True)
         ]
+        self._of(grid, job, blocks, (self,))
+
+    def _of(self, grid: GridCosts, job: Job, blocks: list[BlockCost], under: tuple[ShapeCosts, ...]) -> None:
+        """under: with each loss."""
+        self.grid, self.job, self.blocks, self.under = grid, job, blocks, under
+        self.micro_batch = job.data.micro_batch
+        self.is_layer = grid.is_layer
         self._kept: dict[object, list[int]] = {}
         self._sends: dict[tuple[int, int], float] = {}
         layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
@@ -319,6 +324,29 @@ class ShapeCosts:
     def wire_s(self, job: Job) -> list[tuple[float, float]]:
         """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
         return self.grid.wire_s(job)
+
+
+class LeastCosts(ShapeCosts):
+    """A shape whose loss is not chosen: of each kind of block the least, layers being the same under any."""
+
+    def __init__(self, under: Sequence[ShapeCosts]) -> None:
+        blocks = [
+            BlockCost(
+                dense=some[0].dense,
+                experts=some[0].experts,
+                forward_s=min([one.forward_s for one in some]),
+                backward_s=min([one.backward_s for one in some]),
+            )
+            for some in zip(*(one.blocks for one in under), strict=True)
+        ]
+        self._of(under[0].grid, under[0].job, blocks, tuple(under))
+
+    def kept(self, recompute: Recompute) -> list[int]:
+        key = (recompute.kind, recompute.modules)
+        if key not in self._kept:
+            each = [one.kept(recompute) for one in self.under]
+            self._kept[key] = [min(some) for some in zip(*each, strict=True)]
+        return self._kept[key]
 
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ullage.errors import UllageError
-from ullage.job.job import Job, Layout
+from ullage.errors import Infeasible, UllageError, Unsupported
+from ullage.job.job import Job
 from ullage.planner.costs import GridCosts
 from ullage.planner.exact import first_violation
 from ullage.planner.wanted import Base
+
+Grid = tuple[GridCosts, ...]
+"""A choice of the degrees that divide blocks, under each loss that may be."""
 
 
 class Grids:
@@ -16,14 +19,14 @@ class Grids:
 
     def __init__(self, base: Base, refuse: Callable[[Job, UllageError], None]) -> None:
         self._base, self._refuse = base, refuse
-        self._open: list[tuple[Job, dict[Layout, GridCosts]]] = []
-        self._known: list[GridCosts] = []
+        self._open: list[list[Job]] = []
+        self._known: list[Grid] = []
 
-    def add(self, job: Job, like: dict[Layout, GridCosts]) -> None:
-        """like: of the same degrees with another loss."""
-        self._open.append((job, like))
+    def add(self, jobs: list[Job]) -> None:
+        """jobs: the same degrees with each loss."""
+        self._open.append(jobs)
 
-    def costs(self) -> Iterator[GridCosts]:
+    def costs(self) -> Iterator[Grid]:
         """Those that may exist, each looked at when it is asked for."""
         at = 0
         while at < len(self._known) or self._open:
@@ -31,12 +34,30 @@ class Grids:
                 yield self._known[at]
                 at += 1
                 continue
-            job, like = self._open.pop(0)
+            found = self._under_each_loss(self._open.pop(0))
+            if found:
+                self._known.append(found)
+
+    def _under_each_loss(self, jobs: list[Job]) -> Grid:
+        beside = {one.job.loss: one for one in self._known[0]} if self._known else {}
+        found: list[GridCosts] = []
+        for job in jobs:
             broken = first_violation(job)
             if broken is not None:  # whatever the pipeline
                 self._refuse(job, broken.error())
                 continue
-            beside = self._known[0] if self._known else None
-            one = GridCosts(job, self._base.graph, like.get(job.layout), beside)
-            like.setdefault(job.layout, one)
-            self._known.append(one)
+            found.append(GridCosts(job, self._base.graph, found[0] if found else None, beside.get(job.loss)))
+        return tuple(found)
+
+
+def least(grid: Grid, ask: Callable[[GridCosts], float]) -> float:
+    """Of a grid's losses the least of those that can be told."""
+    found: list[float] = []
+    for one in grid:
+        try:
+            found.append(ask(one))
+        except (Unsupported, Infeasible) as error:
+            refused = error
+    if not found:
+        raise refused
+    return min(found)

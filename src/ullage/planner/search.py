@@ -36,9 +36,9 @@ from ullage.planner.bounds import (
     stage_times,
     step_bound_s,
 )
-from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.costs import LeastCosts, ShapeCosts
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
-from ullage.planner.grids import Grids
+from ullage.planner.grids import Grid, Grids, least
 from ullage.planner.space import FULL, NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
@@ -119,39 +119,44 @@ class Search:
         if first is None:
             return
         known = []
-        for job in self.space.shapes(base, first.job):
+        for job in self.space.shapes(base, first[0].job):
             try:
-                known.append(self._shared(job, first.dense_s(job.data.micro_batch)))
+                known.append(self._shared(job, _dense_s(first, job)))
             except (Unsupported, Infeasible) as error:
                 for grid in grids.costs():
-                    self._refuse(grid.job, error, self.space.count(base, job))
+                    self._refuse(grid[0].job, error, len(grid) * self.space.count(base, job))
         if known:
             self._push(min(known), partial(self._spread, base, grids))
 
     def _spread(self, base: Base, grids: Grids, value: Value) -> None:
         """Each of them with each micro-batch, likewise."""
         for grid in grids.costs():
-            for job in self.space.shapes(base, grid.job):
-                seconds = grid.dense_s(job.data.micro_batch)
-                self._push(max(value, self._shared(job, seconds)), partial(self._unlowered, base, grid, job))
+            for job in self.space.shapes(base, grid[0].job):
+                self._push(
+                    max(value, self._shared(job, _dense_s(grid, job))), partial(self._unlowered, base, grid, job)
+                )
 
-    def _unlowered(self, base: Base, grid: GridCosts, job: Job, value: Value) -> None:
+    def _unlowered(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
         """A shape by the value where all ranks share what is known of its work before it is lowered."""
         try:
-            seconds = grid.least_s(job.data.micro_batch)
+            seconds = least(grid, lambda one: one.least_s(job.data.micro_batch))
         except (Unsupported, Infeasible) as error:
-            self._refuse(job, error, self.space.count(base, job))
+            self._refuse(job, error, len(grid) * self.space.count(base, job))
             return
         self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
 
-    def _costed(self, base: Base, grid: GridCosts, job: Job, value: Value) -> None:
+    def _costed(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
         """A shape by the value where all ranks share its blocks' work evenly and never wait."""
-        try:
-            costs = ShapeCosts(grid, job)
-        except (Unsupported, Infeasible) as error:
-            self._refuse(job, error, self.space.count(base, job))
-            return
-        self._push(max(value, self._shared(job, costs.whole_s)), partial(self._piped, base, costs))
+        found: list[ShapeCosts] = []
+        for one in grid:
+            with_loss = replace(job, loss=one.job.loss)
+            try:
+                found.append(ShapeCosts(one, with_loss))
+            except (Unsupported, Infeasible) as error:
+                self._refuse(with_loss, error, self.space.count(base, job))
+        if found:
+            costs = LeastCosts(found) if len(found) > 1 else found[0]
+            self._push(max(value, self._shared(job, costs.whole_s)), partial(self._piped, base, costs))
 
     def _shared(self, job: Job, whole_s: float) -> Value:
         """Of a micro-batch's seconds where all ranks that hold different layers or sequences share them."""
@@ -164,7 +169,7 @@ class Search:
             if _leaves_experts_over(job.layout):
                 broken = first_violation(job)
                 assert broken is not None
-                self._refuse(job, broken.error(), self.space.count_pipeline(base, job))
+                self._refuse(job, broken.error(), len(costs.under) * self.space.count_pipeline(base, job))
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
             pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
@@ -196,7 +201,7 @@ class Search:
         for at, family in enumerate(self.space.families(base, job)):
             seconds = None if hopeless else self._balance(costs, family).seconds(pipe, least, room, at_least)
             if seconds is None:
-                self.counts.infeasible += len(engines) * counts[at]
+                self.counts.infeasible += len(costs.under) * len(engines) * counts[at]
                 hopeless = hopeless or family.kinds[-1] == FULL  # what keeps least has no room
                 continue
             self._push(max(value, self._value(job, seconds)), partial(self._cut, pipeline, engines, at))
@@ -206,7 +211,7 @@ class Search:
         base, costs, job = pipeline.base, pipeline.costs, pipeline.job
         cuts = self._cuts(pipeline)
         counted = self.space.count_cuts(base, job, cuts)[at] - self.space.count_families(base, job)[at]
-        self.counts.space += len(engines) * counted
+        self.counts.space += len(costs.under) * len(engines) * counted
         for one in cuts:
             stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
             family = self.space.families(base, one)[at]
@@ -255,7 +260,8 @@ class Search:
 
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""
-        return lambda chunked: len(cut.engines) * self.space.count_family(cut.base, chunked, cut.family)
+        times = len(cut.costs.under) * len(cut.engines)
+        return lambda chunked: times * self.space.count_family(cut.base, chunked, cut.family)
 
     def _again_s(self, cut: Cut, stages: tuple[Stage, ...]) -> list[float] | None:
         """Of each rank the least seconds of recomputation that make it fit, whatever the engine and the chunks; None where nothing does."""
@@ -305,7 +311,11 @@ class Search:
         return kept if end <= room.room_bytes else None
 
     def _chunked(self, cut: Cut, value: Value) -> None:
-        """Every number of model chunks a rank."""
+        """Every loss, with every number of model chunks a rank."""
+        if len(cut.costs.under) > 1:
+            for one in cut.costs.under:
+                self._chunked(_under_loss(cut, one), value)
+            return
         base, costs, counted = cut.base, cut.costs, self._counted(cut)
         for job in self.space.chunked(base, cut.job):
             stages = stages_of(base.job, base.graph, job.layout.pp, job.layout.vpp, job.layout.pp_split)
@@ -440,19 +450,30 @@ class Search:
         self.counts.refused += strategies
 
     def _grids(self, base: Base) -> Iterator[Grids]:
-        """Degrees that divide blocks, with each loss; together those that differ in expert parallelism alone."""
+        """Degrees that divide blocks, under each loss; together those that differ in expert parallelism alone."""
         found: dict[object, Grids] = {}
         for jobs in self.space.grids(base):
             strategies = sum(self.space.sizes(base, jobs[0]).values())
             self.counts.space += len(jobs) * strategies
-            like: dict[Layout, GridCosts] = {}
-            for job in jobs if strategies else ():
-                layout = job.layout
-                key = layout.tp, layout.cp, layout.sp, job.loss
+            if strategies:
+                layout = jobs[0].layout
+                key = layout.tp, layout.cp, layout.sp
                 if key not in found:
                     found[key] = Grids(base, partial(self._refuse, strategies=strategies))
-                found[key].add(job, like)
+                found[key].add(jobs)
         yield from found.values()
+
+
+def _dense_s(grid: Grid, job: Job) -> float:
+    """Of what no expert does, whatever the loss."""
+    return least(grid, lambda one: one.dense_s(job.data.micro_batch))
+
+
+def _under_loss(cut: Cut, costs: ShapeCosts) -> Cut:
+    """A cut whose loss was not chosen, with one."""
+    loss = costs.job.loss
+    engines = tuple(replace(one, loss=loss) for one in cut.engines)
+    return replace(cut, costs=costs, job=replace(cut.job, loss=loss), engines=engines)
 
 
 def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
