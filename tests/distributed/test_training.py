@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_trained, job_of
+from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_trained, ends, job_of
 from tests.distributed.world import context, killed, run
 
 from ullage.job.job import Job
@@ -103,6 +104,15 @@ OTHER_LAYOUTS = {
     "DeepSpeed ZeRO-2 to ZeRO-3 x PP on four": ("DeepSpeed ZeRO-2", job_of("fsdp2", 4, layout=PP)),
     "ZeRO-3 to one device": ("ZeRO-3", job_of("single", 1, data=ONE)),
 }
+
+OTHER_KINDS = (
+    "1F1B, tied",
+    "LoRA",
+    "states on the host",
+    "DeepSpeed ZeRO-2, states on the host",
+    "DeepSpeed ZeRO-3, tied",
+)
+"""Than torch's shards of parameters and states on a GPU."""
 
 
 def training(out: Path, data: Path, **keys: object) -> Training:
@@ -217,6 +227,49 @@ def test_kills_lose_nothing(tmp_path: Path, data: Path) -> None:
             ends += 1
             shutil.rmtree(out)
     assert torn >= KILLS // 4
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_kills_lose_nothing_of_other_kinds(name: str, runs: Path, tmp_path: Path, data: Path) -> None:
+    """SIGKILL on one rank and then on the other, in a save and after a step: what follows is what the run that was let alone did."""
+    out = tmp_path / "out"
+    arguments = ([(JOBS[name], training(out, data, save_every=1))],)
+    here = context(*IMPORTS)
+    kills = 0
+    for first, moment in enumerate((lambda: _while_saving(out, 1), lambda: _after(out, 0))):
+        kills += killed(here, all_trained, arguments, ranks=2, first=first, moment=moment(), timeout_s=TIMEOUT_S)
+    assert kills
+    (found,) = run(here, all_trained, arguments, ranks=2, timeout_s=TIMEOUT_S)[0]
+    assert isinstance(found, Trained), found
+    assert found.resumed
+    assert losses(out) == losses(runs / folder(name))
+
+
+ENDING = {
+    "LoRA": JOBS["LoRA"],
+    "1F1B": job_of("fsdp2", 2, layout=PP),
+    "DeepSpeed ZeRO-1": job_of("deepspeed", 2, zero_stage=1, options=BUCKETS, grad_clip=False),
+    "DeepSpeed ZeRO-3": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, grad_clip=False),
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_other_kinds_end_as_all_do(name: str, tmp_path: Path, data: Path) -> None:
+    """With one message, on every rank, and with the last whole checkpoint as it was."""
+    out = tmp_path / "out"
+    settings = training(out, data, steps=4, save_every=2)
+    first, second = run(context(*IMPORTS), ends, (ENDING[name], settings), ranks=2, timeout_s=TIMEOUT_S)
+    assert re.search("step-4: cannot be written: No space left on device.*; step-2 is whole", first["full disk"])
+    assert first["gone on"].resumed == 2
+    assert (
+        f"__1_0.distcp is corrupt, its checksum is not the one that was written; --resume {out}/step-2"
+        in first["corrupt"]
+    )
+    if name != "LoRA":  # whose few weights run away slowly
+        assert re.search(r"step \d+: the loss is .*; lower --lr", first["diverged"])
+    assert {key: value for key, value in second.items() if key != "gone on"} == {
+        key: value for key, value in first.items() if key != "gone on"
+    }
 
 
 def _never() -> bool:

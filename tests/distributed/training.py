@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ullage.errors import UllageError
 from ullage.job.job import Job
 from ullage.job.read import read_job
+from ullage.trace.patch import replaced
 from ullage.train.settings import Settings, Training
 
 LLAMA: Mapping[str, object] = {
@@ -100,3 +104,51 @@ def _each(verb: Callable[[Job, Settings], Any], jobs: Mapping[str, Job], setting
             except UllageError as error:
                 found[name] = str(error)
     return found
+
+
+def ends(job: Job, training: Training) -> dict[str, Any]:
+    """As one rank: what a training says that meets a full disk at its second checkpoint, goes on, finds a file corrupt, or diverges."""
+    from torch import distributed
+
+    from ullage.train.run import train
+
+    found: dict[str, Any] = {}
+    with full_disk(at=2 * training.save_every):
+        found["full disk"] = _said(lambda: train(job, training))
+    found["gone on"] = _said(lambda: train(job, training))
+    file = training.out / f"step-{training.steps}" / "__1_0.distcp"
+    if distributed.get_rank() == 0:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 255
+        file.write_bytes(content)
+    distributed.barrier()
+    found["corrupt"] = _said(lambda: train(job, training))
+    far = replace(training, out=training.out / "far", lr=1e5, steps=40, save_every=1)
+    found["diverged"] = _said(lambda: train(job, far))
+    return found
+
+
+@contextmanager
+def full_disk(at: int) -> Iterator[None]:
+    """No checkpoint after this step is written to its end."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    opened = FileSystem.create_stream
+
+    @contextmanager
+    def full(self: FileSystem, path: Any, mode: str) -> Iterator[Any]:
+        with opened(self, path, mode) as file:
+            if "w" in mode and f"step-{at}" in str(path):
+                file.write(b"some of it")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield file
+
+    with replaced(FileSystem, "create_stream", full):
+        yield
+
+
+def _said(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except UllageError as error:
+        return str(error)
