@@ -58,6 +58,14 @@ CASES = {
     "1F1B, every second layer": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute={"every": 2}),
     "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),
     "interleaved 1F1B": job("fsdp2", layout={**PP, "vpp": 2, "schedule": "interleaved-1f1b"}, data=FOUR_BATCHES),
+    "zero bubble in a V": job("fsdp2", layout={**PP, "schedule": "zbv"}, data=FOUR_BATCHES),
+    "zero bubble in a V, bf16": job(
+        "fsdp2", layout={**PP, "schedule": "zbv"}, data=FOUR_BATCHES, precision="bf16-mixed"
+    ),
+    "DualPipe in a V": job("fsdp2", layout={**PP, "schedule": "dualpipev"}, data=FOUR_BATCHES),
+    "DualPipe in a V, bf16": job(
+        "fsdp2", layout={**PP, "schedule": "dualpipev"}, data=FOUR_BATCHES, precision="bf16-mixed"
+    ),
     "adapters": job("ddp", lora={"rank": 8}, precision="bf16-mixed"),
     "adapters of a base in bf16": job(
         "ddp", lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"

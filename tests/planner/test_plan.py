@@ -56,8 +56,8 @@ def test_a_schedule_that_is_written_runs() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "dualpipev"])
-def test_a_schedule_whose_time_is_not_known_is_said(schedule: str) -> None:
-    with pytest.raises(Unsupported, match="not modelled yet"):
+def test_a_schedule_that_is_not_searched_is_said(schedule: str) -> None:
+    with pytest.raises(Unsupported, match="not planned yet"):
         ullage.plan(small(engine={"name": "fsdp2"}, layout={"schedule": schedule}))
 
 

@@ -8,9 +8,8 @@ from ullage.job.checks_pipeline import GROUP_OPTIONS
 from ullage.job.job import Engine, Job, Layout
 from ullage.memory.program import Node, Repeat, Sequence
 from ullage.schedule import Action, actions, compact, torch_group_size
-
-ChunkNode = Callable[[int], Node]
-"""The program of one micro-batch through model chunk c."""
+from ullage.schedule.base import Kind
+from ullage.schedule.placement import BOTH_WAYS
 
 
 def actions_of(job: Job, rank: int) -> tuple[Action, ...]:
@@ -30,6 +29,12 @@ def actions_in(layout: Layout, engine: Engine, micro_batches: int, rank: int) ->
     )
 
 
+def micro_batches_of_chunk(job: Job) -> int:
+    """How many micro-batches of a step run through each of a rank's chunks: under DualPipe every other one."""
+    count = job.data.grad_accum
+    return count // 2 if job.layout.schedule == BOTH_WAYS and job.layout.pp > 1 else count
+
+
 def _group_size(layout: Layout, engine: Engine, micro_batches: int) -> int | None:
     if layout.schedule != "interleaved-1f1b":
         return None
@@ -47,17 +52,25 @@ def takes_turns(job: Job) -> bool:
     return _group_size(layout, job.engine, micro_batches) in (None, layout.pp)
 
 
-def scheduled(job: Job, rank: int, forward: ChunkNode, backward: ChunkNode) -> Node:
-    """Every forward and backward of a rank in order, runs of equal patterns folded."""
-    plan, chunks = actions_of(job, rank), range(job.layout.vpp)
-    forwards = [Sequence([forward(chunk)], "forward", ("F", chunk)) for chunk in chunks]
-    backwards = [Sequence([backward(chunk)], "backward", ("B", chunk)) for chunk in chunks]
+PASSES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights' gradients"}
+"""Moments of a step, by the pass that it is in."""
+
+PassNode = Callable[[Kind, int], Node]
+"""The program of one micro-batch's pass through model chunk c."""
+
+
+def scheduled(job: Job, rank: int, program: PassNode) -> Node:
+    """Every pass of a rank in order, runs of equal patterns folded."""
+    nodes: dict[tuple[Kind, int], Node] = {}
 
     def node(action: Action) -> Node:
-        return forwards[action.chunk] if action.kind == "F" else backwards[action.chunk]
+        kind, chunk = action.kind, action.chunk
+        if (kind, chunk) not in nodes:
+            nodes[kind, chunk] = Sequence([program(kind, chunk)], PASSES[kind], (kind, chunk))
+        return nodes[kind, chunk]
 
     runs = []
-    for times, pattern in compact(plan):
+    for times, pattern in compact(actions_of(job, rank)):
         body = node(pattern[0]) if len(pattern) == 1 else Sequence([node(action) for action in pattern])
         runs.append(Repeat(times, body) if times > 1 else body)
     return Sequence(runs)

@@ -34,5 +34,5 @@ def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_byte
 def _shorter(job: Job) -> Job:
     """The same job with as few micro-batches as fill its pipeline."""
     pipeline = job.layout.pp
-    enough = 2 * pipeline if job.layout.vpp > 1 else pipeline + 1
+    enough = pipeline + 1 if job.layout.schedule in ("gpipe", "1f1b") else 2 * pipeline
     return replace(job, data=replace(job.data, grad_accum=min(job.data.grad_accum, max(2, enough))))

@@ -8,11 +8,12 @@ as it occurs; a block is one integer; and micro-batches that find the allocator 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict, deque
+from collections import defaultdict
 
 from ullage.memory.allocator_blocks import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_SEGMENT_BYTES, segment_bytes
 from ullage.memory.allocator_ops import ADDRESS_BITS, ADDRESS_MASK, Compiler, Part
 from ullage.memory.program import Node, Repeat, Sequence
+from ullage.memory.scopes import OpenScopes
 
 _GAP_BYTES = MIN_BLOCK_BYTES  # left between two segments, so that blocks of different ones are never neighbours
 _RANGE_BITS = 50
@@ -49,11 +50,11 @@ class Replay:
         self._next_address = MIN_BLOCK_BYTES
         self._shared: _Stacks = defaultdict(list)
         self._scope = self._shared
-        self._opened: defaultdict[int, deque[_Stacks]] = defaultdict(deque)
+        self._opened: OpenScopes[_Stacks] = OpenScopes(lambda: defaultdict(list))
 
     def play(self, node: Node) -> None:
         """A whole program, or a part with all of its micro-batches' scopes. Raises Full."""
-        if not (node.forwards or node.backwards):
+        if not (node.forwards or node.backwards or node.weights):
             for part in self._compiler.parts(node):
                 self._play(part)
         elif isinstance(node, Repeat):
@@ -67,16 +68,15 @@ class Replay:
 
     def _enter(self, scope: tuple[str, int] | None) -> None:
         if scope is not None:
-            opened = self._opened[scope[1]]
-            if scope[0] == "F":
-                opened.append(defaultdict(list))
-            self._scope = opened[-1 if scope[0] == "F" else 0]
+            self._scope = self._opened.enter(*scope)
 
     def _leave(self, scope: tuple[str, int] | None) -> None:
         if scope is not None:
-            if scope[0] == "B":  # what a backward leaves outlives its micro-batch
-                for where, blocks in self._opened[scope[1]].popleft().items():
-                    self._shared[where].extend(blocks)
+            closed = self._opened.leave(*scope)
+            for where, blocks in (
+                closed.items() if closed is not None else ()
+            ):  # what it leaves outlives its micro-batch
+                self._shared[where].extend(blocks)
             self._scope = self._shared
 
     def _repeat(self, node: Repeat) -> None:
@@ -96,8 +96,8 @@ class Replay:
 
     def _state(self) -> object:
         """All that later choices depend on. No segment came or went between two states with the same next address."""
-        queues = [(chunk, tuple(map(_frozen, queue))) for chunk, queue in sorted(self._opened.items())]
-        return self._next_address, self._compiler.free_blocks(), _frozen(self._shared), tuple(queues)
+        opened = self._opened.state(_frozen)
+        return self._next_address, self._compiler.free_blocks(), _frozen(self._shared), opened
 
     def _range(self, is_small: bool) -> list[int]:
         """The free blocks of a new pool whose one segment expands: all of its addresses."""
@@ -183,10 +183,9 @@ class Replay:
     def _elsewhere(self, where: int) -> list[int]:
         if self._shared[where]:
             return self._shared[where]
-        for queue in self._opened.values():
-            for scope in queue:
-                if scope[where]:
-                    return scope[where]
+        for scope in self._opened:
+            if scope[where]:
+                return scope[where]
         raise AssertionError("something is freed and was never allocated")
 
     def _new_segment(self, size: int, free: list[int]) -> int:

@@ -7,6 +7,7 @@ that arrives a second time is added in place if nobody else holds the first and 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ullage.kernels.step import Buffer, Crossing, Step, WeightGrad
 from ullage.memory.block import BlockSteps, boundary_grad, carried_grad
@@ -16,13 +17,25 @@ from ullage.memory.segments import Segments
 from ullage.memory.storage import Items, Storage, Storages
 from ullage.memory.weight_grads import WeightGrads
 
+LATER = "weights"
+"""Holder of what waits for the half of a backward that makes weights' gradients."""
+
+
+class _Later(NamedTuple):
+    step: int
+    weights: tuple[WeightGrad, ...]
+    kept: tuple[Storage, ...]
+
+
 _Made = tuple[list[tuple[str, Storage]], list[tuple[WeightGrad, Item]]]
 
 
 class Backward:
     """Undoes the forward of one block."""
 
-    __slots__ = ("_block", "_forward", "_framed", "_grads", "_items", "_live", "_rerun", "_segments", "_weights")
+    __slots__ = (
+        "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments", "_weights",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,6 +46,7 @@ class Backward:
         *,
         forward: Forward,
         weights: WeightGrads,
+        halves: str | None = None,
     ) -> None:
         self._block = block
         self._segments = segments
@@ -43,6 +57,8 @@ class Backward:
         self._grads: dict[str, Storage] = {}
         self._rerun: set[int] = set()
         self._framed: dict[int, list[Storage]] = {}  # gradients that the frame of a reentrant segment names
+        self._halves = halves
+        self._later: list[_Later] = []
 
     def run(self) -> None:
         block = self._block
@@ -58,6 +74,37 @@ class Backward:
             if (left := self._segments.starting_at(index)) is not None:
                 self._leave(left)
         self._hand_over()
+
+    # -- halves
+
+    def _waits(self, weight: WeightGrad) -> bool:
+        return self._halves == "all" or (self._halves == "matmuls" and weight.fusable)
+
+    def _at_once(self, step: Step) -> tuple[WeightGrad, ...]:
+        return tuple(weight for weight in step.weights if not self._waits(weight))
+
+    def _leave_for_later(self, index: int, arriving: list[str]) -> None:
+        """Keeps what the weights' half needs of a step: what it saved, and for its weights the gradients that arrive."""
+        if self._halves is None:
+            return
+        step = self._block.steps[index]
+        waiting = tuple(weight for weight in step.weights if self._waits(weight)) if arriving else ()
+        kept = [self._live[name] for name in dict.fromkeys(step.saves) if name in self._live]
+        if not waiting and self._halves != "all":
+            return
+        kept += [self._grads[name] for name in arriving] if waiting else []
+        for storage in kept:
+            storage.holders.add((LATER, index))
+        self._later.append(_Later(step=index, weights=waiting, kept=tuple(kept)))
+
+    def make_weights(self) -> None:
+        """The half that was left for later, in the order in which the other half came by."""
+        for one in self._later:
+            taken = self._of_weights(one.weights)
+            for storage in one.kept:
+                self._live.release(storage, (LATER, one.step))
+            for weight, item in taken:
+                self._weights.take(weight, item)
 
     # -- segments
 
@@ -85,6 +132,7 @@ class Backward:
     def _step(self, index: int) -> None:
         step = self._block.steps[index]
         arriving = [name for name in step.made if name in self._grads]
+        self._leave_for_later(index, arriving)
         for name in step.offloads:
             if not self._live[name].holders:
                 self._live.alloc(self._live[name].item)
@@ -149,7 +197,7 @@ class Backward:
             (name, self._gradient(step, name, arriving[0])) for name in dict.fromkeys(step.reads) if name not in later
         ]
         self._live.alloc(*self._crossing(step.sends))
-        weights = [weight for weight in step.weights if weight.param not in step.summed]
+        weights = [weight for weight in self._at_once(step) if weight.param not in step.summed]
         for made_before in (saved for weight in weights for name, saved in step.hands if name == weight.param):
             self._live.let_go(made_before, ("saved", index))
         taken = self._of_weights(weights)
@@ -160,7 +208,7 @@ class Backward:
         """Gradients that the engine sums, or sums and casts, when the node's own function has returned."""
         made = self._fitted(step, arriving)
         made += [(name, self._gradient(step, name, arriving[0])) for name in step.reads if name in step.summed]
-        return made, self._of_weights(weight for weight in step.weights if weight.param in step.summed)
+        return made, self._of_weights(weight for weight in self._at_once(step) if weight.param in step.summed)
 
     def _of_weights(self, weights: Iterable[WeightGrad]) -> list[tuple[WeightGrad, Item]]:
         return [(weight, item) for weight in weights if (item := self._weights.make(weight)) is not None]
@@ -197,11 +245,13 @@ class Backward:
         """What is left: the input's gradient becomes the previous block's; anything else would be a leak."""
         block = self._block
         last = self._grads.pop(block.input, None) if block.input is not None else None
-        if last is not None and last.item is not boundary_grad(block.input_bytes):
+        arrives = boundary_grad(block.input_bytes)
+        waits = last is not None and any(holder[0] == LATER for holder in last.holders)  # then it is counted twice
+        if last is not None and (waits or last.item is not arrives):
             self._live.release(last, ("grad", block.input))
-            self._live.alloc(boundary_grad(block.input_bytes))
+            self._live.alloc(arrives)
         for name in list(self._grads):
             self._live.release(self._grads.pop(name), ("grad", name))
         for name in self._live:
-            held = self._live[name].holders - {("outside", name)}
+            held = {one for one in self._live[name].holders if one[0] != LATER} - {("outside", name)}
             assert not held or name == block.output, (name, held)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ullage.frozen import frozen
 from ullage.kernels.step import Segment, Step
-from ullage.memory.program import Item, Node, round_up
+from ullage.memory.program import EMPTY, Item, Node, Sequence, round_up
 
 
 @frozen
@@ -45,6 +45,8 @@ class GradRule:
     temporaries: with "add", element types of what the engine allocates, as large as the weight, to use the gradient up at once
     (an optimizer inside the backward). pending: weights whose gradients wait all the same (another block uses them too).
     added: weights whose gradients are added to one that is there already, whatever the mode.
+    halves: whether a schedule makes weights' gradients later than the input's, and what waits for that: "matmuls" (what a matmul saved
+    and its output's gradient; other weights have theirs at once), "all" (everything that the forward saved and every weight).
     """
 
     mode: str = "keep"
@@ -52,6 +54,7 @@ class GradRule:
     temporaries: tuple[str, ...] = ()
     pending: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    halves: str | None = None
 
 
 @frozen
@@ -61,6 +64,7 @@ class BlockProgram:
     backward starts with the gradient of the output live and leaves that of the input, and under GradRule "keep" ``grads``.
     cached: left by forward beyond its output and what it saved, until the forward's context exits.
     views: of grads, those that are views of a matmul's result.
+    weights: under GradRule.halves what the backward leaves for later; ``grads`` are there when it is through.
     """
 
     forward: Node
@@ -68,6 +72,7 @@ class BlockProgram:
     grads: tuple[tuple[str, Item], ...]
     cached: tuple[Item, ...] = ()
     views: frozenset[str] = frozenset()
+    weights: Sequence = EMPTY
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,9 @@ class BlockReplay:
         self._live = Storages()
         self._forward = Forward(block, segments, self._live, items)
         self._weights = WeightGrads(block.steps, grad_rule, self._live, items)
-        self._backward = Backward(block, segments, self._live, items, forward=self._forward, weights=self._weights)
+        self._backward = Backward(
+            block, segments, self._live, items, forward=self._forward, weights=self._weights, halves=grad_rule.halves
+        )
 
     def run(self) -> BlockProgram:
         block, live = self._block, self._live
@@ -37,12 +39,15 @@ class BlockReplay:
             live[block.output].holders.discard(("forward", block.output))  # the next block's from here on
         cached = self._leave_caches()
         self._backward.run()
+        backward = live.program()
+        self._backward.make_weights()
         return BlockProgram(
             forward=forward,
-            backward=live.program(),
+            backward=backward,
             grads=tuple(self._weights.kept.items()),
             cached=cached,
             views=frozenset(self._weights.views),
+            weights=live.program(),
         )
 
     def left(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from ullage.job.job import Layout
 from ullage.kernels.step import Context, Crossing
 from ullage.memory.chunk import stream_bytes
 from ullage.memory.handing import crossings, tensors
-from ullage.memory.rank import Chunk, Rank, ranks
+from ullage.memory.rank import Chunk, Rank, placed, ranks
 from ullage.model.graph import Graph
 
 
@@ -52,11 +52,13 @@ def stages_of(graph: Graph, layout: Layout, rank: Rank, context: Context) -> tup
     """Of each of a rank's chunks."""
     if layout.pp * layout.vpp == 1:
         return (Stage(),)
-    everybody = ranks(graph, layout)
-    whole = tuple(one.chunks[virtual] for virtual in range(layout.vpp) for one in everybody)
-    found = (Border(), *borders(whole, context))
-    mine = range(rank.index, len(whole), layout.pp)
-    return tuple(Stage(behind=found[at], ahead=found[at + 1]) for at in mine)
+    chunks = {
+        stage: chunk
+        for one in ranks(graph, layout)
+        for stage, chunk in zip(placed(layout, one.index), one.chunks, strict=True)
+    }
+    found = (Border(), *borders(tuple(chunks[stage] for stage in range(len(chunks))), context))
+    return tuple(Stage(behind=found[at], ahead=found[at + 1]) for at in placed(layout, rank.index))
 
 
 @lru_cache(maxsize=256)

@@ -164,6 +164,7 @@ def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgr
         backward=backward,
         grads=grads,
         cached=first.cached * element.size,
+        weights=Sequence([Repeat(element.size, plain.weights)] if plain.weights.children else []),
     )
 
 
@@ -244,6 +245,17 @@ def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: 
         return built[key]
 
     return Sequence(_compressed(list(reversed(elements)), node))
+
+
+def weights(elements: ListLike[Element], replayer: Replayer, rule: GradRule) -> Node:
+    """What a chunk's halved backward left for later, in the order of that backward."""
+    nodes = []
+    for element, same in groupby(reversed(elements)):
+        left = replayer.element_program(element, rule).weights
+        if left.children:
+            count = len(list(same))
+            nodes.append(Repeat(count, Sequence([left], f"weights' gradients of {element.block.name}")))
+    return Sequence(nodes)
 
 
 def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:

@@ -8,10 +8,12 @@ closed form is held against, and what the allocator's simulation is fed.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from ullage.memory.scopes import OpenScopes
 
 ALLOCATION_BYTES = 512
 """The caching allocator rounds every block up to this (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp)."""
@@ -43,11 +45,12 @@ class Item:
 class Node:
     """A part of a program. delta_bytes: live bytes at its end minus at its start; peak_bytes: highest rise, at least 0."""
 
-    __slots__ = ("_net", "backwards", "changes", "delta_bytes", "forwards", "peak_bytes")
+    __slots__ = ("_net", "backwards", "changes", "delta_bytes", "forwards", "peak_bytes", "weights")
     delta_bytes: int
     peak_bytes: int
-    forwards: int  # micro-batch forwards and backwards (scopes) inside
+    forwards: int  # scopes inside: micro-batches' forwards, backwards (or their first halves), second halves
     backwards: int
+    weights: int
     changes: int  # events when written out
     _net: dict[Item, int] | None
 
@@ -59,7 +62,7 @@ class Change(Node):
 
     def __init__(self, item: Item, count: int = 1) -> None:
         self._net = None
-        self.forwards = self.backwards = 0
+        self.forwards = self.backwards = self.weights = 0
         self.changes = abs(count)
         self.item = item
         self.count = count
@@ -78,14 +81,15 @@ class Sequence(Node):
         self._net = None
         self.children = tuple(children)
         self.moment = moment
-        self.scope = scope  # ("F", chunk) opens a micro-batch of a model chunk, ("B", chunk) ends the oldest one
+        self.scope = scope  # the kind of pass that it is, and of which model chunk: memory/scopes.py
         delta = peak = self.changes = 0
-        self.forwards = int(scope is not None and scope[0] == "F")
-        self.backwards = int(scope is not None and scope[0] == "B")
+        kind = scope[0] if scope is not None else ""
+        self.forwards, self.backwards, self.weights = int(kind == "F"), int(kind in ("B", "I")), int(kind == "W")
         for child in self.children:
             self.changes += child.changes
             self.forwards += child.forwards
             self.backwards += child.backwards
+            self.weights += child.weights
             if delta + child.peak_bytes > peak:
                 peak = delta + child.peak_bytes
             delta += child.delta_bytes
@@ -102,6 +106,7 @@ class Repeat(Node):
         assert times >= 0, times
         self._net = None
         self.forwards, self.backwards = times * child.forwards, times * child.backwards
+        self.weights = times * child.weights
         self.changes = times * child.changes
         self.times = times
         self.child = child
@@ -163,7 +168,7 @@ class _Search:
         self.live: Counter[Item] = Counter()
         self.moments: list[str] = []
         self.micro_batch: int | None = None
-        self._passed = {"F": 0, "B": 0}
+        self._passed = {"F": 0, "B": 0, "W": 0}
 
     def descend(self, node: Node) -> None:
         while not isinstance(node, Change):
@@ -177,7 +182,7 @@ class _Search:
                 if node.moment:
                     self.moments.append(node.moment)
                 if node.scope is not None:
-                    self.micro_batch = self._passed[node.scope[0]] + 1
+                    self.micro_batch = self._passed["B" if node.scope[0] == "I" else node.scope[0]] + 1
                 if not node.peak_bytes:
                     return  # nothing in here rises above its start
                 node = self._highest_child(node)
@@ -198,6 +203,7 @@ class _Search:
             _add(self.live, net(node), times)
             self._passed["F"] += times * node.forwards
             self._passed["B"] += times * node.backwards
+            self._passed["W"] += times * node.weights
 
 
 def _add(live: Counter[Item], changes: dict[Item, int], times: int) -> None:
@@ -238,24 +244,19 @@ def events(node: Node) -> Iterator[Event]:
 
 def written_out(node: Node) -> Iterator[tuple[int, Item, bool]]:
     """``events`` as plain tuples, for the allocator's simulation."""
-    shared: defaultdict[Item, list[int]] = defaultdict(list)
-    opened: defaultdict[int, deque[defaultdict[Item, list[int]]]] = defaultdict(deque)
+    shared: _Handles = defaultdict(list)
+    opened: OpenScopes[_Handles] = OpenScopes(lambda: defaultdict(list))
     scope = shared
     handle = 0
     for change in _flat(node):
         if isinstance(change, tuple):
             kind, chunk = change
-            if kind == "F":
-                opened[chunk].append(defaultdict(list))
-                scope = opened[chunk][-1]
-            elif kind == "B":
-                scope = opened[chunk][0]
-            elif kind == "end B":  # what a backward leaves outlives its micro-batch
-                for item, handles in opened[chunk].popleft().items():
+            scope = shared
+            if not kind.startswith("end"):
+                scope = opened.enter(kind, chunk)
+            elif (closed := opened.leave(kind[-1], chunk)) is not None:  # what it leaves outlives its micro-batch
+                for item, handles in closed.items():
                     shared[item].extend(handles)
-                scope = shared
-            else:
-                scope = shared
             continue
         item = change.item
         for _ in range(change.count):
@@ -267,14 +268,14 @@ def written_out(node: Node) -> Iterator[tuple[int, Item, bool]]:
             yield handles.pop(), item, False
 
 
-def _elsewhere(item: Item, opened: defaultdict[int, deque[defaultdict[Item, list[int]]]]) -> list[int]:
-    for queue in opened.values():
-        for scope in queue:
-            if scope[item]:
-                return scope[item]
+def _elsewhere(item: Item, opened: OpenScopes[_Handles]) -> list[int]:
+    for scope in opened:
+        if scope[item]:
+            return scope[item]
     raise AssertionError(f"{item.what} is freed and was never allocated")
 
 
+_Handles = defaultdict[Item, list[int]]
 _Mark = tuple[str, int]
 
 

@@ -11,6 +11,7 @@ from ullage.frozen import frozen, hash_once
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Layout
 from ullage.model.graph import Block, Graph, Param, Run
+from ullage.schedule import stages_on
 
 
 @frozen
@@ -67,13 +68,18 @@ class Rank:
         return sum(param.total for param in self.params if expert is None or param.expert == expert)
 
 
+def placed(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The stages of the model that a pipeline rank holds, one for each of its chunks."""
+    return stages_on(layout.schedule, rank, pp=layout.pp, vpp=layout.vpp)
+
+
 @lru_cache(maxsize=256)
 def ranks(graph: Graph, layout: Layout) -> tuple[Rank, ...]:
     """Every pipeline rank of a layout."""
     chunks = _chunks(graph, layout)
     built = []
     for index in range(layout.pp):
-        mine = tuple(chunks[virtual * layout.pp + index] for virtual in range(layout.vpp))
+        mine = tuple(chunks[stage] for stage in placed(layout, index))
         built.append(Rank(index=index, chunks=mine, params=_params(graph, layout, mine)))
     return tuple(built)
 
@@ -98,7 +104,7 @@ def _chunks(graph: Graph, layout: Layout) -> list[Chunk]:
 
 
 def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
-    """Layers of each virtual stage, in model order (stage of chunk c on rank r: c * pp + r)."""
+    """Layers of each virtual stage, in model order."""
     stages = layout.pp * layout.vpp
     split = layout.pp_split
     if split is None:
@@ -108,11 +114,11 @@ def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
     if len(split) == stages:
         return list(split)
     if len(split) == layout.pp:
-        return [
-            split[number % layout.pp] * (number // layout.pp + 1) // layout.vpp
-            - split[number % layout.pp] * (number // layout.pp) // layout.vpp
-            for number in range(stages)
-        ]
+        found = [0] * stages
+        for rank, mine in enumerate(split):
+            for chunk, stage in enumerate(placed(layout, rank)):
+                found[stage] = mine * (chunk + 1) // layout.vpp - mine * chunk // layout.vpp
+        return found
     raise Infeasible(
         "has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries"
     )

@@ -32,6 +32,9 @@ _OWN_LOSSES = {
 }
 """Loss kinds by stack, where there is more than its own whole one."""
 
+PLANNED: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules of which the bounds hold: a micro-batch is in flight until its whole backward is done."""
+
 MOST_SEQUENCES = 4096
 """Of a micro-batch, where no batch limits it."""
 
@@ -217,6 +220,13 @@ class Space:
         """
         natural: ScheduleName = "interleaved-1f1b" if vpp > 1 else "1f1b"
         own = self.want.layout.schedule
+        if own not in PLANNED:
+            raise Unsupported(
+                "is estimated as it is written, and not planned yet",
+                key="layout.schedule",
+                value=own,
+                allowed=", ".join(PLANNED),
+            )
         if "layout.schedule" not in self.want.written:
             return natural if vpp == 1 or pp > 1 else None
         if pp == 1:

@@ -36,6 +36,7 @@ def page(shown: Shown) -> str:
         height=TOP + height + 24,
         chart="\n".join((*_axis(chart, TOP + height), *_stages(chart))),
         after=AFTER,
+        halves=f'<i class="weights"></i>{PASSES["W"]}' if chart.halved else "",
         detail="" if _titled(chart) else "So many passes are drawn without their numbers.",
         tables="\n".join(_table(number, part) for number, part in enumerate(shown.parts, 1)),
         notes="".join(f"<p>{escape(note)}</p>" for note in shown.notes),
@@ -86,7 +87,7 @@ def _pass(chart: Gantt, slot: Slot, top: int, high: int) -> Iterator[str]:
     when = f"{format_seconds(slot.start_s)} to {format_seconds(slot.end_s)}"
     title = f"{PASSES[slot.kind]} of micro-batch {slot.micro_batch}{chunk}: {when}"
     shade = " odd" if slot.chunk % 2 else ""
-    yield f'<path class="{PASSES[slot.kind]}{shade}" d="{_box(start, end, top, high)}"><title>{title}</title></path>'
+    yield f'<path class="{_CLASSES[slot.kind]}{shade}" d="{_box(start, end, top, high)}"><title>{title}</title></path>'
     name = str(slot.micro_batch)
     if len(name) * LETTER < end - start:
         at = round((start + end) / 2, 2)
@@ -94,9 +95,10 @@ def _pass(chart: Gantt, slot: Slot, top: int, high: int) -> Iterator[str]:
 
 
 def _shapes(chart: Gantt, slots: tuple[Slot, ...], top: int, high: int) -> Iterator[str]:
-    for kind, name in PASSES.items():
+    for kind, name in _CLASSES.items():
         boxes = (_box(_x(chart, slot.start_s), _x(chart, slot.end_s), top, high) for slot in slots if slot.kind == kind)
-        yield f'<path class="{name}" d="{"".join(boxes)}"/>'
+        if drawn := "".join(boxes):
+            yield f'<path class="{name}" d="{drawn}"/>'
 
 
 def _box(start: float, end: float, top: int, high: int) -> str:
@@ -124,11 +126,12 @@ def _table(number: int, part: Part) -> str:
     )
 
 
+_CLASSES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1c2128;--faint:#667080;--rule:#e3e6ea;
---forward:#9dbde3;--odd-forward:#c5d9ef;--backward:#9fd0b3;--odd-backward:#c9e6d4;--after:#d9b8d9}
+--forward:#9dbde3;--odd-forward:#c5d9ef;--backward:#9fd0b3;--odd-backward:#c9e6d4;--after:#d9b8d9;--weights:#e3cf9a}
 @media (prefers-color-scheme:dark){:root{--page:#14171c;--ink:#e6e9ee;--faint:#98a2b0;--rule:#2b313a;
---forward:#2f5d94;--odd-forward:#234467;--backward:#2b6b49;--odd-backward:#214d36;--after:#6d3f6d}}
+--forward:#2f5d94;--odd-forward:#234467;--backward:#2b6b49;--odd-backward:#214d36;--after:#6d3f6d;--weights:#7a6226}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1240px;padding:24px 20px 48px;background:var(--page);color:var(--ink);font:14px/1.45 system-ui,sans-serif}
 h1{font-size:20px;margin:0 0 2px}h2{font-size:14px;margin:22px 0 2px}
@@ -138,9 +141,9 @@ text{font:12px system-ui,sans-serif;fill:var(--ink)}
 .axis{fill:var(--faint)}.grid{stroke:var(--rule);fill:none}
 text.pass{font-size:11px;pointer-events:none}
 .forward{fill:var(--forward)}.forward.odd{fill:var(--odd-forward)}
-.backward{fill:var(--backward)}.backward.odd{fill:var(--odd-backward)}.after{fill:var(--after)}
+.backward{fill:var(--backward)}.backward.odd{fill:var(--odd-backward)}.after{fill:var(--after)}.weights{fill:var(--weights)}
 i{display:inline-block;width:11px;height:11px;margin:0 5px 0 12px;border-radius:2px}
-i.forward{background:var(--forward)}i.backward{background:var(--backward)}i.after{background:var(--after)}
+i.forward{background:var(--forward)}i.backward{background:var(--backward)}i.after{background:var(--after)}i.weights{background:var(--weights)}
 section{overflow-x:auto}
 table{border-collapse:collapse}td,th{padding:3px 10px 3px 0;border-bottom:1px solid var(--rule);text-align:left}
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
@@ -148,7 +151,7 @@ th{font-weight:400;color:var(--faint)}
 """
 
 PAGE = Template(f"""{begun(_STYLE)}<p>One step, $span. At the end of each line the share in which the stage waits. $detail
-<i class="forward"></i>forward<i class="backward"></i>backward<i class="after"></i>$after</p>
+<i class="forward"></i>forward<i class="backward"></i>backward$halves<i class="after"></i>$after</p>
 <svg viewBox="0 0 1200 $height" role="img" aria-label="The passes of each pipeline stage over time">
 $chart
 </svg>

@@ -14,11 +14,20 @@ from rich.text import Text
 
 from ullage.report.console import heading
 from ullage.report.terminal import indented
-from ullage.report.words import AFTER, share
+from ullage.report.words import AFTER, PASSES, share
 from ullage.techniques.gantt import Gantt, Slot
 from ullage.units import format_seconds
 
-STYLES = {"F": "white on blue", "B": "black on green", "o": "magenta", "x": "black on cyan"}
+STYLES = {
+    "F": "white on blue",
+    "B": "black on green",
+    "I": "black on green",
+    "W": "black on yellow",
+    "o": "magenta",
+    "x": "black on cyan",
+}
+_FILLS = {"F": "─", "B": "═", "I": "═", "W": "┄"}
+_ASCII_FILLS = {"F": "-", "B": "=", "I": "=", "W": "~"}
 MOST_LINES = 64
 LEAST_SHARE = 0.1  # of a cell's time, or of its passes: less is not told of
 _FAINT = ("·", ".")  # where there are more letters than ASCII's, and where not
@@ -36,7 +45,7 @@ def chart(gantt: Gantt, *, width: int, ascii_only: bool) -> Iterator[RenderableT
     yield heading(
         "Gantt chart", f"{format_seconds(gantt.end_s)}, a line for each stage, at its end how much of it waits"
     )
-    yield indented(Text(_legend(whole, cell_s, shortest, _FAINT[ascii_only]), style="dim"))
+    yield indented(Text(_legend(gantt, whole, cell_s, shortest, _FAINT[ascii_only]), style="dim"))
     if len(stages) < len(gantt.ranks):
         yield Text(f"  {len(stages)} of {len(gantt.ranks)} stages are drawn.", style="dim")
     for label, stage in zip(labels, stages, strict=True):
@@ -53,19 +62,22 @@ def _drawn(stages: int) -> Sequence[int]:
     return [round(line * (stages - 1) / (MOST_LINES - 1)) for line in range(MOST_LINES)]
 
 
-def _legend(whole: bool, cell_s: float, shortest_s: float, faint: str) -> str:
+def _legend(gantt: Gantt, whole: bool, cell_s: float, shortest_s: float, faint: str) -> str:
+    passes = "F forward, B backward"
+    if gantt.halved:
+        passes += f", I {PASSES['I']}, W {PASSES['W']}"
     if whole:
-        return f"F forward, B backward, each with its micro-batch, o {AFTER}."
-    passes = math.ceil(cell_s / shortest_s)
+        return f"{passes}, each with its micro-batch, o {AFTER}."
+    most = math.ceil(cell_s / shortest_s)
     return (
-        f"Folded: a cell is {format_seconds(cell_s)}, up to {passes} passes: F forward, B backward, x both, "
+        f"Folded: a cell is {format_seconds(cell_s)}, up to {most} passes: {passes}, x {'several' if gantt.halved else 'both'}, "
         f"{faint} waits more than it runs, blank waits, o {AFTER}."
     )
 
 
 def _passes(gantt: Gantt, stage: int, cells: int, ascii_only: bool) -> Text:
     """Each pass as F or B, its micro-batch and a fill, as long as it takes."""
-    fills = {"F": "-", "B": "="} if ascii_only else {"F": "─", "B": "═"}
+    fills = _ASCII_FILLS if ascii_only else _FILLS
     line, at = Text(), 0
     for slot in gantt.ranks[stage]:
         start, end = _cell(slot.start_s, gantt, cells), _cell(slot.end_s, gantt, cells)
@@ -83,7 +95,7 @@ def _named(slot: Slot, width: int) -> str:
 
 def _folded(gantt: Gantt, stage: int, cells: int, ascii_only: bool) -> Text:
     """Each cell by what most of its time was spent on."""
-    spent = [{"F": 0.0, "B": 0.0} for _ in range(cells)]
+    spent = [dict.fromkeys("FBIW", 0.0) for _ in range(cells)]
     cell_s = gantt.end_s / cells
     for slot in gantt.ranks[stage]:
         first, last = int(slot.start_s / cell_s), min(cells - 1, int(slot.end_s / cell_s))
@@ -93,7 +105,7 @@ def _folded(gantt: Gantt, stage: int, cells: int, ascii_only: bool) -> Text:
     line = Text()
     end = _cell(gantt.ranks[stage][-1].end_s, gantt, cells)
     for cell in spent[:end]:
-        busy = cell["F"] + cell["B"]
+        busy = sum(cell.values())
         kinds = [kind for kind, time_s in cell.items() if time_s > LEAST_SHARE * busy]
         mark = kinds[0] if len(kinds) == 1 else "x"
         if busy < cell_s / 2:

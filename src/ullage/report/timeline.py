@@ -247,7 +247,7 @@ class _Walk:
 
     def _scope_name(self, scope: tuple[str, int], frame: _Frame) -> str:
         kind, chunk = scope
-        name = "forward" if kind == "F" else "backward"
+        name = {"F": "forward", "W": "weights' gradients"}.get(kind, "backward")
         key = f"{name} {chunk}"
         frame.seen[key] = frame.seen.get(key, 0) + 1
         self._micro_batch = f"micro-batch {frame.seen[key]}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ullage.memory.ledger import Line
     from ullage.timing.step import StepTime
 
-PASSES = {"F": "forward", "B": "backward"}
+PASSES = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "gradients of the weights"}
 AFTER = "reductions and optimizer"
 VERDICTS = {"fits": "FITS", "tight": "TIGHT", "oom": "OUT OF MEMORY"}
 

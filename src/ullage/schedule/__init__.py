@@ -4,6 +4,7 @@ from ullage.schedule.analysis import bubble_fraction, compact, finish_times, in_
 from ullage.schedule.base import Action, Shape
 from ullage.schedule.catalogue import actions
 from ullage.schedule.interleaved import torch_group_size
+from ullage.schedule.placement import stages_on
 
 __all__ = [
     "Action",
@@ -13,5 +14,6 @@ __all__ = [
     "compact",
     "finish_times",
     "in_flight",
+    "stages_on",
     "torch_group_size",
 ]

@@ -7,12 +7,14 @@ from itertools import islice
 
 from ullage.schedule.base import Action, Kind
 
+_IN_FLIGHT = {"F": 1, "B": -1, "I": 0, "W": -1}
+
 
 def in_flight(actions: Sequence[Action]) -> int:
-    """The most forwards at one time whose backward has not run; one is one chunk of one micro-batch."""
+    """The most forwards at one time whose backward, the weights' half too, has not run; one is one chunk of one micro-batch."""
     live = most = 0
     for action in actions:
-        live += 1 if action.kind == "F" else -1
+        live += _IN_FLIGHT[action.kind]
         most = max(most, live)
     return most
 
@@ -22,25 +24,33 @@ Cost = Callable[[int, Action], float]
 
 
 def equal_stages(*, forward_s: float = 1.0, backward_s: float = 2.0) -> Cost:
-    return lambda rank, action: forward_s if action.kind == "F" else backward_s
+    seconds = {"F": forward_s, "B": backward_s, "I": backward_s / 2, "W": backward_s / 2}
+    return lambda rank, action: seconds[action.kind]
 
 
 EQUAL = equal_stages()
 
 
+Stages = Sequence[Sequence[int]]
+"""Of each rank the stages that its chunks are, in model order."""
+
+
 def finish_times(
-    ranks: Sequence[Sequence[Action]], cost: Cost = EQUAL, *, send_s: float = 0.0
+    ranks: Sequence[Sequence[Action]], cost: Cost = EQUAL, *, send_s: float = 0.0, stages: Stages | None = None
 ) -> tuple[tuple[float, ...], ...]:
-    """When each rank ends each of its actions. send_s: from one stage to the next.
+    """When each rank ends each of its actions. send_s: from one stage to the next, where another rank holds it.
 
     A forward waits for the stage before, a backward for the stage behind, and an action for the rank's previous one.
+    stages: without it, chunk c of rank r is stage c x ranks + r.
     """
-    stages = len(ranks)
-    last_stage = stages * (1 + max(action.chunk for actions in ranks for action in actions)) - 1
+    count = len(ranks)
+    chunks = 1 + max(action.chunk for actions in ranks for action in actions)
+    placed = stages or [[chunk * count + rank for chunk in range(chunks)] for rank in range(count)]
+    last_stage = max(stage for mine in placed for stage in mine)
     micro_batches = 1 + max(action.micro_batch for actions in ranks for action in actions)
-    # when each stage has ended each micro-batch; None: not yet
-    forwards: list[list[float | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
-    backwards: list[list[float | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
+    # when each stage has ended each micro-batch, and where; None: not yet
+    forwards: list[list[tuple[float, int] | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
+    backwards: list[list[tuple[float, int] | None]] = [[None] * micro_batches for _ in range(last_stage + 1)]
     ends: list[list[float]] = [[] for _ in ranks]
     progress = True
     while progress:
@@ -49,34 +59,40 @@ def finish_times(
             mine = ends[rank]
             now = mine[-1] if mine else 0.0
             for action in islice(actions, len(mine), None):
-                stage, micro_batch = action.chunk * stages + rank, action.micro_batch
-                ready: float | None
+                stage, micro_batch = placed[rank][action.chunk], action.micro_batch
+                ready: tuple[float, int] | None
                 if action.kind == "F":
                     done = forwards[stage]
-                    ready = 0.0 if stage == 0 else forwards[stage - 1][micro_batch]
-                    if stage and ready is not None:
-                        ready += send_s
+                    ready = (0.0, rank) if stage == 0 else forwards[stage - 1][micro_batch]
+                elif action.kind == "W":
+                    ready = backwards[stage][micro_batch]
                 else:
                     done = backwards[stage]
                     ready = forwards[stage][micro_batch]
                     if ready is not None and stage != last_stage:
                         ready = backwards[stage + 1][micro_batch]
-                        if ready is not None:
-                            ready += send_s
                 if ready is None:
                     break
-                now = (now if now > ready else ready) + cost(rank, action)
+                from_s = ready[0] if ready[1] == rank else ready[0] + send_s
+                now = (now if now > from_s else from_s) + cost(rank, action)
                 mine.append(now)
-                done[micro_batch] = now
+                if action.kind != "W":
+                    done[micro_batch] = (now, rank)
                 progress = True
     assert all(len(mine) == len(actions) for mine, actions in zip(ends, ranks, strict=True)), "the schedule deadlocks"
     return tuple(tuple(mine) for mine in ends)
 
 
-def bubble_fraction(ranks: Sequence[Sequence[Action]], *, forward_s: float = 1.0, backward_s: float = 2.0) -> float:
+def bubble_fraction(
+    ranks: Sequence[Sequence[Action]],
+    *,
+    forward_s: float = 1.0,
+    backward_s: float = 2.0,
+    stages: Stages | None = None,
+) -> float:
     """The share of all ranks' time in which they wait, where every stage takes the same time and sending takes none."""
     cost = equal_stages(forward_s=forward_s, backward_s=backward_s)
-    span = max(mine[-1] for mine in finish_times(ranks, cost))
+    span = max(mine[-1] for mine in finish_times(ranks, cost, stages=stages))
     busy = sum(cost(rank, action) for rank, actions in enumerate(ranks) for action in actions)
     return 1.0 - busy / (span * len(ranks))
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from ullage.errors import InvalidInput, UnknownName, Unsupported, nearest
+from ullage.errors import InvalidInput, UnknownName, nearest
 from ullage.schedule.base import Action, Shape
+from ullage.schedule.building_block import v_half, v_min
+from ullage.schedule.dualpipe import dualpipe, dualpipev
 from ullage.schedule.gpipe import gpipe
 from ullage.schedule.interleaved import interleaved
 from ullage.schedule.one_f_one_b import one_f_one_b
+from ullage.schedule.zbv import zbv
+from ullage.schedule.zero_bubble import zb_h1, zb_h2
 
 GENERATORS: dict[str, Callable[[Shape, int], Iterator[Action]]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved-1f1b": interleaved,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zbv": zbv,
+    "v-half": v_half,
+    "v-min": v_min,
+    "dualpipe": dualpipe,
+    "dualpipev": dualpipev,
 }
-# They split the backward in two or place chunks in a V, which Action does not say yet.
-NOT_MODELLED = ("zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 
 
 @lru_cache(maxsize=1024)
@@ -33,12 +42,8 @@ def actions(
 
 def _generator(schedule: str) -> Callable[[Shape, int], Iterator[Action]]:
     known = ", ".join(GENERATORS)
-    if schedule in NOT_MODELLED:
-        raise Unsupported(
-            "this pipeline schedule is not modelled yet", key="layout.schedule", value=schedule, allowed=known
-        )
     if schedule not in GENERATORS:
-        meant = nearest(schedule, (*GENERATORS, *NOT_MODELLED))
+        meant = nearest(schedule, GENERATORS)
         raise UnknownName(
             "is no pipeline schedule",
             key="layout.schedule",

@@ -11,7 +11,7 @@ from ullage.timing.step import Order
 
 
 class Slot(NamedTuple):
-    """One forward or backward, from ``start_s`` to ``end_s``."""
+    """One pass, from ``start_s`` to ``end_s``."""
 
     kind: Kind
     chunk: int
@@ -28,6 +28,11 @@ class Gantt:
     ranks: tuple[tuple[Slot, ...], ...]
     after_s: tuple[float, ...]
     chunks: int = 1
+
+    @property
+    def halved(self) -> bool:
+        """Whether gradients of weights are made in passes of their own."""
+        return any(slot.kind == "W" for mine in self.ranks for slot in mine)
 
     @property
     def end_s(self) -> float:
@@ -49,13 +54,14 @@ class Gantt:
 def gantt(order: Order, stages: tuple[Stage, ...]) -> Gantt:
     """The actions with the times that the step's seconds are made of."""
     ranks = []
-    last = stages[0].job.data.grad_accum - 1
     for stage, actions, ends in zip(stages, order.actions, order.ends_s, strict=True):
         ranks.append(
             tuple(
-                Slot(action.kind, action.chunk, action.micro_batch, end - stage.seconds(action, last), end)
+                Slot(
+                    action.kind, action.chunk, action.micro_batch, end - stage.seconds(action, stage.micro_batches), end
+                )
                 for action, end in zip(actions, ends, strict=True)
             )
         )
     after = tuple(mine[-1].end_s + stage.outside.total_s for mine, stage in zip(ranks, stages, strict=True))
-    return Gantt(ranks=tuple(ranks), after_s=after, chunks=stages[0].job.layout.vpp)
+    return Gantt(ranks=tuple(ranks), after_s=after, chunks=len(stages[0].rank.chunks))

@@ -6,6 +6,7 @@ Sources of the schedules: schedule/, each with its own; of the bubble's share (p
 from __future__ import annotations
 
 from ullage.job.job import Job
+from ullage.memory.rank import placed
 from ullage.schedule import bubble_fraction, in_flight
 from ullage.techniques.exchanges import PAYLOAD, SECONDS, part
 from ullage.techniques.gantt import Gantt, gantt
@@ -61,7 +62,7 @@ def _stages(one: OneRank, plan: Order) -> Part:
         )
     return Part(
         title="Stages",
-        about="Parameters of one rank. In flight: forwards of a chunk whose backward has not run. Seconds of a micro-batch.",
+        about="Parameters of one rank. In flight: forwards of a chunk whose whole backward has not run. Seconds of a micro-batch.",
         columns=columns,
         rows=tuple(rows),
     )
@@ -74,10 +75,15 @@ def _bubble(one: OneRank, plan: Order, chart: Gantt) -> Part:
         Column(name="seconds", head="of these seconds", unit="seconds"),
     )
     ranks = range(len(chart.ranks))
+    held = [placed(one.job.layout, rank) for rank in ranks]
     rows = (
         ("this stage", chart.idle_share(one.stage), chart.span_s),
         ("all stages", sum(map(chart.idle_share, ranks)) / len(chart.ranks), chart.span_s),
-        ("the same schedule, stages of equal time, sends that take none", bubble_fraction(plan.actions), None),
+        (
+            "the same schedule, stages of equal time, sends that take none",
+            bubble_fraction(plan.actions, stages=held),
+            None,
+        ),
     )
     return Part(
         title="Bubble",

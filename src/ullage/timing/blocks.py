@@ -61,6 +61,11 @@ class BlockTime:
         return self.backward.total_s + self.recompute.total_s
 
     @property
+    def weights_s(self) -> float:
+        """Of the backward, the matmuls that make weights' gradients: every other one."""
+        return self.backward.of(COMPUTE) / 2
+
+    @property
     def backward_matmul_s(self) -> float:
         return self.backward.of(COMPUTE) + self.recompute.of(COMPUTE)
 

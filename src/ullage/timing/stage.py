@@ -9,6 +9,7 @@ from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
 from ullage.engines.base import flag
 from ullage.engines.megatron.accounting import recompute_group
+from ullage.engines.pipeline import micro_batches_of_chunk
 from ullage.engines.recompute import stops_early
 from ullage.frozen import frozen
 from ullage.job.bind import local_numel
@@ -84,12 +85,16 @@ def waits_for_sends(job: Job) -> bool:
 
 @frozen
 class PassTime:
-    """Of one chunk of one rank, one micro-batch. The first forward may gather what later ones find, the last backward reduce for all."""
+    """Of one chunk of one rank, one micro-batch. The first forward may gather what later ones find, the last backward reduce for all.
+
+    weights_s: of a backward, the half that makes the weights' gradients, where a schedule halves it.
+    """
 
     first_forward_s: float
     forward_s: float
     backward_s: float
     last_backward_s: float
+    weights_s: float = 0.0
 
     def step_s(self, micro_batches: int) -> float:
         return self.first_forward_s + self.last_backward_s + (micro_batches - 1) * (self.forward_s + self.backward_s)
@@ -101,6 +106,7 @@ class Stage:
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
         self.job, self.graph, self.context, self.rank = job, graph, context, rank
         self.place = place_of(job, context)
+        self.micro_batches = micro_batches_of_chunk(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.numels: dict[Block, int] = {}
         self.left: dict[Block, float] = {}
@@ -119,12 +125,15 @@ class Stage:
         """Seconds of a step by part, but for the bubble."""
         return added((self.inside, self.outside))
 
-    def seconds(self, action: Action, last: int) -> float:
-        """last: the step's last micro-batch."""
-        time = self.times[action.chunk]
+    def seconds(self, action: Action, micro_batches: int) -> float:
+        """micro_batches: of the step that the action is in, through one chunk."""
+        time, number = self.times[action.chunk], action.micro_batch % micro_batches
         if action.kind == "F":
-            return time.forward_s if action.micro_batch else time.first_forward_s
-        return time.backward_s if action.micro_batch < last else time.last_backward_s
+            return time.forward_s if number else time.first_forward_s
+        if action.kind == "I":
+            return time.backward_s - time.weights_s
+        whole = time.backward_s if number < micro_batches - 1 else time.last_backward_s
+        return whole if action.kind == "B" else whole - time.backward_s + time.weights_s
 
     def again(self, element: Element) -> tuple[OpWork, ...]:
         """What the backward runs again of an element's block."""
@@ -210,6 +219,7 @@ class Stage:
             forward_s=self._forward_s(at, gathers=False, hosted=hosted) if resident else first,
             backward_s=last if each or resident else self._backward_s(at, reduces=False, hosted=hosted) + summed,
             last_backward_s=last,
+            weights_s=sum(time.weights_s * count for _, time, count in self.runs[at]),
         )
 
     def _taken_s(self, backward_s: float) -> float:
@@ -219,7 +229,7 @@ class Stage:
 
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
-        found, micro_batches = self.runs[at], self.job.data.grad_accum
+        found, micro_batches = self.runs[at], self.micro_batches
         busy = added((time.forward + time.backward).times(count) for _, time, count in found).times(micro_batches)
         again = micro_batches * sum(time.recompute.total_s * count for _, time, count in found)
         summed = micro_batches * self._summed_s(at)

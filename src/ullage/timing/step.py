@@ -11,12 +11,13 @@ from functools import lru_cache
 from itertools import chain
 
 from ullage.engines.base import context_of
-from ullage.engines.pipeline import actions_of
+from ullage.engines.pipeline import actions_of, micro_batches_of_chunk
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job, Recompute
+from ullage.memory.rank import placed
 from ullage.model.count import flops_per_token, forward_flops_per_token
 from ullage.model.graph import Block, Graph, Op
 from ullage.schedule import Action, finish_times
@@ -75,10 +76,15 @@ class Order:
 def order(job: Job, found: tuple[Stage, ...]) -> Order:
     """The schedule's own actions, simulated with each stage's own seconds."""
     plan = tuple(actions_of(job, stage.rank.index) for stage in found)
-    last = job.data.grad_accum - 1
+    count = micro_batches_of_chunk(job)
     sent = send_s(job, found[0].context)
     waits = sent if waits_for_sends(job) else 0.0
-    ends = finish_times(plan, lambda rank, action: found[rank].seconds(action, last) + waits, send_s=sent - waits)
+    ends = finish_times(
+        plan,
+        lambda rank, action: found[rank].seconds(action, count) + waits,
+        send_s=sent - waits,
+        stages=[placed(job.layout, stage.rank.index) for stage in found],
+    )
     return Order(actions=plan, ends_s=ends)
 
 

@@ -12,6 +12,7 @@ from ullage.comm.group import Group
 from ullage.comm.volume import sent_bytes
 from ullage.frozen import frozen, replace
 from ullage.memory.chunk import Element
+from ullage.memory.rank import placed
 from ullage.timing import states
 from ullage.timing.blocks import sendings
 from ullage.timing.machine import exchange_cost, exchange_group
@@ -89,7 +90,7 @@ def _of_ops(stage: Stage) -> Iterator[Transfer]:
 
 
 def _of_passes(stage: Stage, phase: Phase, element: Element, ops: Iterable[OpWork]) -> Iterator[Transfer]:
-    count = element.size * stage.job.data.grad_accum
+    count = element.size * stage.micro_batches
     for op in ops:
         work = op.backward if phase == "backward" else op.forward
         for one in sendings(work, stage.place, backward=phase == "backward"):
@@ -100,7 +101,7 @@ def _of_passes(stage: Stage, phase: Phase, element: Element, ops: Iterable[OpWor
 def _of_shards(stage: Stage) -> Iterator[Transfer]:
     """Parameters gathered and gradients reduced, block by block."""
     job, graph = stage.job, stage.graph
-    micro_batches = job.data.grad_accum
+    micro_batches = stage.micro_batches
     forwards = 1 if states.resident(job) else micro_batches
     for elements in stage.elements:
         for element in elements:
@@ -127,13 +128,15 @@ def _between_stages(stage: Stage) -> Iterator[Transfer]:
     sent, gathered = sent_on(stage.job, stage.context), gathered_on(stage.job, stage.context)
     if sent is None:
         return
-    micro_batches = stage.job.data.grad_accum
-    for chunk in stage.rank.chunks:
-        if not chunk.last:
+    micro_batches = stage.micro_batches
+    here = placed(stage.job.layout, stage.rank.index)
+    for chunk, number in zip(stage.rank.chunks, here, strict=True):
+        ahead, behind = not chunk.last and number + 1 not in here, not chunk.first and number - 1 not in here
+        if ahead:
             yield _transfer(stage, "forward", "stage", "activations", sent, micro_batches, None)
-        if not chunk.first:
+        if behind:
             yield _transfer(stage, "backward", "stage", "their gradients", sent, micro_batches, None)
-        if gathered and not chunk.first:
+        if gathered and behind:
             yield _transfer(stage, "forward", "stage", "activations", gathered, micro_batches, None)
-        if gathered and not chunk.last:
+        if gathered and ahead:
             yield _transfer(stage, "backward", "stage", "their gradients", gathered, micro_batches, None)

@@ -10,11 +10,12 @@ import torch
 from torch import distributed, nn
 
 from ullage.job.job import Job
+from ullage.memory.rank import placed
 from ullage.trace.wrapped import DTYPES, clip, wrapped
 from ullage.train.composed import Run
 from ullage.train.reach import SCHEDULES
 from ullage.train.scaling import scaler_of
-from ullage.train.staged import staged, stages_on
+from ullage.train.staged import staged
 from ullage.train.states import states_of
 
 
@@ -94,7 +95,7 @@ def pipelined(
 ) -> Pipelined:
     """bare: makes a whole model, once for each stage of this rank."""
     pipeline = mesh["pp"]
-    numbers = stages_on(job, pipeline.get_local_rank())
+    numbers = placed(job.layout, pipeline.get_local_rank())
     model = nn.ModuleList(wrapped(job, staged(job, bare(), number), mesh) for number in numbers)
     tied, found = _tied(model), _parameters(model)
     ends = mesh.mesh[[0, -1]].flatten(1).T.tolist()

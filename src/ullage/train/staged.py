@@ -23,14 +23,6 @@ class _Through(nn.Module):
         return hidden
 
 
-def stages_on(job: Job, rank: int) -> tuple[int, ...]:
-    """The stages of a pipeline rank in model order. Rank r's chunk c is stage c * pp + r; of a V the second is counted from the end."""
-    layout = job.layout
-    if layout.schedule in ("zbv", "dualpipev"):
-        return rank, 2 * layout.pp - 1 - rank
-    return tuple(chunk * layout.pp + rank for chunk in range(layout.vpp))
-
-
 def staged(job: Job, model: Any, index: int) -> nn.Module:
     """Makes stage ``index`` of the whole model: its ``forward`` takes token numbers or what the stage before returns, and labels.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
 from ullage.engines.pipeline import scheduled
+from ullage.errors import Unsupported
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.kernels.step import Buffer, Context
@@ -20,6 +21,7 @@ from ullage.memory.chunk import Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import BATCH, SEQ, STREAM
+from ullage.schedule.base import Kind
 
 Forward = Callable[[ListLike[Element]], Node]
 Backward = Callable[[ListLike[Element], bool], Node]
@@ -54,15 +56,15 @@ class Passes:
             later = Sequence([self._scoped("F", 0, again), self._scoped("B", 0, None, first=False)])
             return Sequence([first, Repeat(micro_batches - 1, later)])
         once = micro_batches == 1
-        nodes: dict[tuple[str, int], Node] = {}
 
-        def cached(kind: str, index: int) -> Node:
-            if (kind, index) not in nodes:
-                forward = kind == "F"
-                nodes[kind, index] = self._forward(index, self.forward) if forward else self._backward(index, once)
-            return nodes[kind, index]
+        def program(kind: Kind, index: int) -> Node:
+            if kind not in ("F", "B"):
+                raise Unsupported(
+                    "is no schedule of DeepSpeed's pipelines", key="layout.schedule", value=self.job.layout.schedule
+                )
+            return self._forward(index, self.forward) if kind == "F" else self._backward(index, once)
 
-        return scheduled(self.job, self.rank.index, lambda index: cached("F", index), lambda index: cached("B", index))
+        return scheduled(self.job, self.rank.index, program)
 
     def _scoped(self, kind: str, index: int, forward: Forward | None, *, first: bool = False) -> Node:
         if forward is not None:

@@ -65,6 +65,8 @@ class ShardedWrap(Wrap):
     that reshard, which go after a forward. closed: they went, and this pass gathers them again.
 
     views: weights, by qualified name, whose gradient is a view of a matmul's result.
+    halved: the backward makes no weights' gradients; ``weights`` does. waiting: those of an earlier micro-batch wait in the type that they
+    were made in, until this pass's hooks cast them.
     """
 
     def __init__(
@@ -75,12 +77,16 @@ class ShardedWrap(Wrap):
         resident: bool = False,
         closed: bool = True,
         views: Container[object] = (),
+        halved: bool = False,
+        waiting: bool = False,
     ) -> None:
         self.units = units
         self.sync = sync
         self.resident = resident
         self.closed = closed
         self.views = views
+        self.halved = halved
+        self.waiting = waiting
 
     def _unit(self, element: Element | None) -> Unit | None:
         return None if element is None else self.units.unit(element.block)
@@ -137,6 +143,8 @@ class ShardedWrap(Wrap):
             nodes += [program.backward, *fetch]
         else:
             nodes += [*fetch, program.backward]
+        if self.halved:
+            return Sequence([*nodes, *(self.cast(element, program) if self.waiting else [])])
         if (
             unit is None
         ):  # its gradients wait for the root; those of a tied weight's first use are added to its second's
@@ -146,11 +154,37 @@ class ShardedWrap(Wrap):
         else:
             grads = [(f"{element.block.name}.{name}", item) for name, item in program.grads]
             nodes += self._reduce(unit, grads, self._unit(previous))
+            nodes += drop(item for _, item in grads) if self.waiting else []
             # of several blocks under one checkpoint each reduces by itself; here after all of them
             for _ in range(element.size - 1):
                 again = [alloc(unit.joined_gradient)] if unit.flat else []
                 nodes += [*again, *self._reduce_again(unit)]
         return Sequence(nodes)
+
+    @property
+    def whole(self) -> ShardedWrap:
+        """The same around a backward that is not halved."""
+        return ShardedWrap(
+            self.units, self.sync, resident=self.resident, closed=self.closed, views=self.views, waiting=self.waiting
+        )
+
+    def weights(self, element: Element, program: BlockProgram) -> Node:
+        """The second half of a backward: gradients that wait as they were made, or are where they add up already."""
+        unit = self._unit(element)
+        if unit is not None and unit.types.compute == unit.types.reduce:
+            grads = [(f"{element.block.name}.{name}", item) for name, item in program.grads]
+            return Sequence([program.weights, *self._reduce(unit, grads, None)])
+        mixed = unit or self.units.root
+        adds = self.waiting and mixed is not None and mixed.types.compute != mixed.types.reduce
+        return Sequence([program.weights, *(drop(item for _, item in program.grads) if adds else [])])
+
+    def cast(self, element: Element, program: BlockProgram) -> list[Node]:
+        """Gradients that waited, cast to where they add up."""
+        unit = self._unit(element)
+        return [] if unit is None else self._casts(unit, [item for _, item in program.grads])
+
+    def _casts(self, unit: Unit, grads: list[Item]) -> list[Node]:
+        return [*([] if self.sync.unsynced_before else take(unit.accumulated)), *drop(grads)]
 
     def _group(self, others: int, unit: Unit, program: BlockProgram, fetch: list[Node]) -> list[Node]:
         """The backward of blocks under one checkpoint: what runs again gathers each, and each stays until its own backward, the first of
@@ -223,7 +257,10 @@ class ShardedWrap(Wrap):
         root = self.units.root
         if root is None:
             return drop([last.reduce_input]) if last is not None and self.sync.reduces else []
+        if self.halved:
+            return self._casts(root, [item for _, item in root_grads]) if self.waiting else []
         nodes = self._reduce(root, root_grads, last)
+        nodes += drop(item for _, item in root_grads) if self.waiting else []
         return [*nodes, *drop([root.reduce_input])] if self.sync.reduces else nodes
 
 

@@ -6,6 +6,8 @@ megatron/core/pipeline_parallel/schedules.py (what is freed after a send), Trans
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.engines.base import Account, context_of, flag, sized
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, eight_bit_weights, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
@@ -21,6 +23,7 @@ from ullage.memory.chunk import Replayer, Wrap
 from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
 from ullage.memory.rank import Rank
 from ullage.model.graph import STREAM, Graph
+from ullage.schedule.base import Kind
 
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
@@ -66,7 +69,7 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
     stream = replayer.context.buffer("stream", STREAM)
     received, sent_grad = boundary(stream.bytes), boundary_grad(stream.bytes)
     loss, loss_grad = boundary(4), boundary_grad(4)
-    programs: dict[tuple[str, int], Node] = {}
+    halved = replace(rule, halves="matmuls")
 
     def forward(index: int) -> Node:
         part = rank.chunks[index]
@@ -75,20 +78,20 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
         after = [] if part.last else [free(received)]  # sent on, then cut to one element (deallocate_output_tensor)
         return Sequence([*before, inner, *after])
 
-    def backward(index: int) -> Node:
+    def backward(index: int, rule: GradRule) -> Node:
         part = rank.chunks[index]
         inner = chunks.backward(replayer.elements(part), replayer, wrap, rule)
         before = [free(loss), alloc(loss_grad)] if part.last else [alloc(sent_grad)]
         after = [] if part.first else [free(sent_grad)]
         return Sequence([*before, inner, *after])
 
-    def cached(kind: str, index: int) -> Node:
-        if (kind, index) not in programs:
-            programs[kind, index] = forward(index) if kind == "F" else backward(index)
-        return programs[kind, index]
+    def program(kind: Kind, index: int) -> Node:
+        if kind == "W":
+            return chunks.weights(replayer.elements(rank.chunks[index]), replayer, halved)
+        return forward(index) if kind == "F" else backward(index, halved if kind == "I" else rule)
 
-    passes = scheduled(job, rank.index, lambda index: cached("F", index), lambda index: cached("B", index))
-    if not rank.first and job.layout.vpp == 1 and job.data.grad_accum > 1:
+    passes = scheduled(job, rank.index, program)
+    if not rank.first and len(rank.chunks) == 1 and job.data.grad_accum > 1:
         # schedules.py names the gradient that it sent until the next backward has made its own
         held = boundary_grad(stream.bytes)
         passes = Sequence([alloc(held), passes, free(held)])

@@ -81,7 +81,7 @@ def _layers_in_flight(job: Job, rank: Rank) -> int:
     live = most = 0
     for action in actions_of(job, rank.index):
         layers = rank.chunks[action.chunk].layers
-        live += layers if action.kind == "F" else -layers
+        live += {"F": layers, "B": -layers, "I": -layers, "W": 0}[action.kind]
         most = max(most, live)
     return most
 
