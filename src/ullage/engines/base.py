@@ -60,10 +60,15 @@ class Account:
         return Sequence([alloc(item, count) for item, count in self.static if item in late and item.bytes])
 
     @property
+    def loading(self) -> Node:
+        """What is allocated before the first step, as it comes about."""
+        return self.load or self._early
+
+    @property
     def history(self) -> Node:
         """A run as the allocator sees it: load, the first step without the late states, then a steady step."""
         first = [] if self.first is None else [self.first]
-        return Sequence([self.load or self._early, *first, self.step, self._made_late, self.step])
+        return Sequence([self.loading, *first, self.step, self._made_late, self.step])
 
     @property
     def static_bytes(self) -> int:

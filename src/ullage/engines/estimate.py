@@ -90,7 +90,7 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     trainable = graph.parameter_count(trainable=True)
     return Estimate(
         job=job,
-        verdict=_verdict(bracket, device.capacity_bytes),
+        verdict=verdict_of(bracket, device.capacity_bytes),
         capacity_bytes=device.capacity_bytes,
         peak=PeakEstimate(
             rank=worst.ranks.start,
@@ -112,7 +112,8 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     )
 
 
-def _verdict(bracket: Interval, capacity_bytes: int) -> Verdict:
+def verdict_of(bracket: Interval, capacity_bytes: int) -> Verdict:
+    """What an interval of a device's bytes says of its capacity."""
     if bracket.high_bytes < capacity_bytes:
         return "fits"
     return "oom" if bracket.low_bytes > capacity_bytes else "tight"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ullage.engines.moments import moments
 from ullage.timing.step import StepTime, time_or_why
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def estimate(answer: Estimate) -> dict[str, object]:
             {"what": what, "bytes": size, "provenance": provenance} for what, size, provenance in answer.outside
         ],
         "host_bytes": answer.host_bytes,
+        "moments": [asdict(one) for one in moments(answer)],
         "time": time,
         "parameters": answer.parameters,
         "trainable_parameters": answer.trainable_parameters,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.engines.estimate import Estimate, RankEstimate
+from ullage.engines.moments import moments
 from ullage.memory.ledger import Line, by_category
 from ullage.report import words
 from ullage.report.console import PLAIN_WIDTH, heading
@@ -33,6 +34,7 @@ def estimate_report(
     yield from head(estimate, width)
     yield from stages(estimate, width=width, ascii_only=ascii_only)
     yield from _account(estimate)
+    yield from other_moments(estimate)
     yield from step(estimate)
     yield from foot(estimate, width)
 
@@ -167,6 +169,25 @@ def outside(estimate: Estimate) -> Iterator[RenderableType]:
     table.add_row(Text("cached or fragmented in the allocator"), Text(in_gib(cached)), Text("simulated", style="dim"))
     for what, size, provenance in words.outside(estimate):
         table.add_row(Text(what), Text(in_gib(size)), Text(provenance, style="dim"))
+    yield indented(table)
+
+
+def other_moments(estimate: Estimate) -> Iterator[RenderableType]:
+    """Loading, evaluation and saving, each on a rank and on a node's host."""
+    found = moments(estimate)
+    if not found:
+        return
+    yield heading("Beside training", "allocated on the rank that holds most, and on a node's host")
+    table = _table("name", "number", "number", "text")
+    for one in found:
+        host = in_gib(one.host_bytes) if one.host_bytes else ""
+        what = one.what
+        if one.most_batches is not None:
+            what += f": {in_gib(one.kept_bytes)} each, room for {one.most_batches}"
+        style = "" if one.verdict == "fits" else STYLES[one.verdict]
+        table.add_row(
+            Text(one.name, style=style), Text(in_gib(one.allocated_bytes)), Text(host), Text(what, style="dim")
+        )
     yield indented(table)
 
 
