@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ullage.report.validation import UNSPECIFIED, cells, reasons
+from ullage.report.validation import UNSPECIFIED, cells, intervals, reasons
 from ullage.report.words import error, in_unit, plural
 from ullage.validation.causes import cause_of
 from ullage.validation.records import MEMORY
@@ -56,6 +56,9 @@ def _lines(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
     yield ""
     yield from _table(_HEAD, map(cells, _with_sizes(found)))
     yield ""
+    if found.coverage is not None:
+        yield intervals(found.coverage)
+        yield ""
     yield "## Verdicts"
     yield ""
     verdicts = found.verdicts

@@ -280,6 +280,7 @@ def validation(answer: Validation) -> dict[str, object]:
         "by_size": [
             {**_summary(one), "least_bytes": one.least_bytes, "below_bytes": one.below_bytes} for one in answer.by_size
         ],
+        "coverage": asdict(answer.coverage) if answer.coverage is not None else None,
         "verdicts": dict(answer.verdicts),
     }
 

@@ -16,6 +16,7 @@ from ullage.units import format_bytes
 
 if TYPE_CHECKING:
     from ullage.validation.compare import Row, Validation
+    from ullage.validation.coverage import Coverage
     from ullage.validation.summary import Summary
 
 MOST_IDS = 3
@@ -30,6 +31,8 @@ def validation_report(found: Validation, *, verbose: bool = False) -> Iterator[R
     yield Text(f"{plural(found.records, 'record')}: {estimated} estimated, {len(found.unsupported)} not supported")
     yield heading("Error", "absolute, of the measured value; inside: share of measurements in the estimate's interval")
     yield _summary(found)
+    if found.coverage is not None:
+        yield Text(f"  {intervals(found.coverage)}", style="dim")
     yield heading("Verdicts")
     yield _verdicts(found)
     if found.unsupported:
@@ -68,6 +71,17 @@ def _summary(found: Validation) -> Table:
                 if part.grade == one.grade:
                     table.add_row(*cells(part))
     return table
+
+
+def intervals(found: Coverage) -> str:
+    """How often the estimates' intervals hold, and those that other sources' residuals give."""
+    told = f"Intervals hold {100 * found.stated:.0f} % of {found.measurements} measurements of memory"
+    if found.held_out is None:
+        return f"{told}; too few for a cross-validation."
+    return (
+        f"{told}. Cross-validated: the spread of other sources' residuals, meant for {100 * found.nominal:.0f} %, holds "
+        f"{100 * found.held_out:.0f} %."
+    )
 
 
 def cells(one: Summary) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ullage.engines.base import Account
 from ullage.engines.estimate import Estimate, RankEstimate, estimate
-from ullage.engines.interval import Interval, interval
+from ullage.engines.interval import Interval, doubts, interval
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
@@ -19,6 +19,7 @@ from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
 from ullage.timing.step import step_time
 from ullage.validation import summary
+from ullage.validation.coverage import Coverage, coverage
 from ullage.validation.records import PREDICTED_TIME, Record, Records, Rejected, rejected_for
 from ullage.validation.summary import Summary
 
@@ -31,7 +32,8 @@ _AS_NUMBER = {"fits": 1.0, "tight": 0.5, "oom": 0.0}
 class Row:
     """One quantity of one record. Memory in bytes, times in seconds; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
 
-    error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity.
+    error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity. doubts: what is uncertain in the job, by
+    name (engines/interval.py).
     """
 
     id: str
@@ -47,6 +49,7 @@ class Row:
     fits: bool | None
     file: str = ""
     stage: int | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def covered(self) -> bool:
@@ -76,6 +79,10 @@ class Validation:
     @cached_property
     def by_file(self) -> tuple[Summary, ...]:
         return summary.by_file(self.rows)
+
+    @cached_property
+    def coverage(self) -> Coverage | None:
+        return coverage(self.rows)
 
     @cached_property
     def verdicts(self) -> dict[str, int]:
@@ -137,6 +144,7 @@ def _rows(record: Record) -> Iterator[Row]:
             low=predicted.low,
             high=predicted.high,
             stage=predicted.stage,
+            doubts=tuple(one.what for one in doubts(job, _account(job, predicted.stage))),
         )
     if record.fits is not None:
         yield _row(record, answer, "fits", measured=float(record.fits), predicted=_AS_NUMBER[answer.verdict])
@@ -165,6 +173,7 @@ def _row(
     low: float | None = None,
     high: float | None = None,
     stage: int | None = None,
+    doubts: tuple[str, ...] = (),
 ) -> Row:
     return Row(
         id=record.id,
@@ -180,6 +189,7 @@ def _row(
         fits=record.fits,
         file=record.file,
         stage=stage,
+        doubts=doubts,
     )
 
 
