@@ -89,6 +89,72 @@ def test_what_else_tells_of_memory(line: str, recognised: str) -> None:
     assert read_input(line).recognised == recognised
 
 
+RICH = """\
++----- Traceback (most recent call last) -----+
+\u2502 /home/u/FastChat/train.py:263 in train                                               \u2502
+\u2502 \u2771 263 \u2502   safe_save_model_for_hf_trainer(trainer=trainer)                        \u2502
+\u2502 /env/lib/python3.10/site-packages/torch/distributed/fsdp/_ \u2502
+\u2502 unshard_param_utils.py:171 in _unshard_params              \u2502
+"""
+IPYTHON = """\
+OutOfMemoryError                          Traceback (most recent call last)
+Cell In[21], line 2
+----> 2 eval_metrics = trainer.evaluate()
+
+File /env/transformers/trainer.py:2113, in Trainer.evaluate(self, eval_dataset)
+   2112 eval_loop = self.evaluation_loop
+-> 2113 output = eval_loop(
+"""
+PYTEST = """\
+.venv/lib/python3.14/site-packages/transformers/trainer.py:1412: in train
+    return inner_training_loop(
+.venv/lib/python3.14/site-packages/torch/optim/adamw.py:88: in step
+    denom = exp_avg_sq.sqrt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("traceback", "phase", "file", "code"),
+    [
+        (RICH, "save", "/env/lib/python3.10/site-packages/torch/distributed/fsdp/_unshard_param_utils.py", ""),
+        (IPYTHON, "evaluation", "/env/transformers/trainer.py", "output = eval_loop("),
+        (PYTEST, "optimizer", ".venv/lib/python3.14/site-packages/torch/optim/adamw.py", "denom = exp_avg_sq.sqrt()"),
+    ],
+)
+def test_tracebacks_as_others_print_them(traceback: str, phase: str, file: str, code: str) -> None:
+    """rich's of lm-sys/FastChat#693, IPython's of NVIDIA-Merlin/Transformers4Rec#693, pytest's of huggingface/trl#5207."""
+    found = read_input(traceback + OOM)
+    assert found.event is not None
+    assert (found.phases[0], found.event.called[-1].frame.file, found.event.called[-1].code) == (phase, file, code)
+
+
+def test_hints_of_a_log() -> None:
+    """What a library printed long before the failure; each once, wherever a piece ends."""
+    filler = b"step 1 loss 2.3 lr 1e-9 memory fine\n"
+    hint = b"There are currently no Liger kernels supported for model type: qwen9.\n"
+    for offset in (0, PIECE_BYTES - 30, PIECE_BYTES - 5000):
+        text = (
+            (filler * (offset // len(filler) + 1))[:offset]
+            + hint * 3
+            + filler * (2 * PIECE_BYTES // len(filler))
+            + OOM.encode()
+        )
+        found = read_log(io.BytesIO(text), "log")
+        assert [one.kind for one in found.hints] == ["logits"]
+        assert any("Liger" in one.why for one in why(found).causes if one.kind == "logits")
+
+
+def test_gzip_on_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(gzip.compress((TRACEBACK + OOM).encode()))
+
+    monkeypatch.setattr("sys.stdin", Stdin)
+    assert read_input("-").numbers.tried_bytes == int(3.14 * GIB)
+    Stdin.buffer = io.BytesIO(b"\x80\x04.")
+    with pytest.raises(InvalidInput, match="path"):
+        read_input("-")
+
+
 def test_a_message_over_several_lines() -> None:
     broken = "[rank0]: " + OOM.replace(". GPU", ".\n[rank0]:   GPU").replace("of which ", "of which\n[rank0]: ")
     assert read_input(broken).numbers == read_input(OOM).numbers

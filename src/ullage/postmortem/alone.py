@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ullage.postmortem.causes import Kind, Reason
 from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.hints import hinted
 from ullage.postmortem.messages import Numbers
 from ullage.postmortem.signs import CONTRADICTION, ENGINE, LIBRARY, QUANTISED
 from ullage.units import GIB, format_bytes
@@ -25,6 +26,7 @@ _RISING = 0.8
 _STEADY_RATIO = 1.05
 
 _PHASES: dict[str, tuple[Kind, float, str]] = {
+    "engine": ("foreign-process", 2.5, "the traceback is inside an inference engine, or hands it weights: it has a share of the card"),
     "pinning": ("host-memory", 3.0, "the traceback is inside the pinning of host memory, which CUDA reports as its own"),
     "unpad": ("config", 3.0, "it came from the code that packs and unpads sequences: a mask or a shape is not what it expects"),
     "save": ("save", 3.5, "the traceback is inside the writing of a checkpoint"),
@@ -53,6 +55,7 @@ def alone(evidence: Evidence) -> Iterator[Reason]:
     yield from _outside(evidence.numbers)
     yield from _limit(evidence.numbers)
     yield from _growing(evidence)
+    yield from hinted(evidence.hints)
     for phase in evidence.phases:
         if phase in _PHASES:
             kind, weight, why = _PHASES[phase]

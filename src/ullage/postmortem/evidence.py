@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.frozen import frozen
+from ullage.postmortem.hints import Hint
 from ullage.postmortem.messages import Numbers
 from ullage.postmortem.signs import Recognised
 from ullage.postmortem.tracebacks import Called, Phase, phases
@@ -46,7 +47,7 @@ class Evidence:
 
     series: allocated bytes that the log told of, in time, of one rank. split_bytes: free in segments that cannot go back to the
     driver, where a snapshot or a summary says it. blocks: a snapshot's, the largest total first; highest: those at the highest point of
-    its history, if it has one.
+    its history, if it has one. hints: what a log's other lines say of the cause.
     """
 
     source: str
@@ -57,6 +58,7 @@ class Evidence:
     split_bytes: int | None = None
     blocks: tuple[Block, ...] = ()
     highest: tuple[Block, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
     @property
     def recognised(self) -> Recognised:

@@ -33,7 +33,13 @@ _OF: dict[Kind, tuple[tuple[str, str], ...]] = {
         ("shorter sequences or a smaller micro-batch", "logits have a row of the vocabulary for each token"),
         ("a fused or chunked loss (Liger's fused linear cross-entropy, torchtune's chunked loss)", "never holds all of them"),
     ),
-    "attention-scores": (("attn_implementation sdpa or flash_attention_2", "scores are never written to memory"),),
+    "attention-scores": (
+        ("attn_implementation sdpa or flash_attention_2", "scores are never written to memory"),
+        (
+            "states on the host (offload; ColossalAI's offload_optim_frac=1.0 and offload_param_frac=1.0), or shorter sequences",
+            "leaves scores what states take; they grow with the square of the length",
+        ),
+    ),
     "padding-mask": (("packed sequences with position_ids in place of a mask", "no mask is made"),),
     "activations": (
         ("a smaller micro-batch, or shorter sequences (max_seq_length, cutoff_len)", "activations grow with both"),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from ullage.postmortem.evidence import Event, Evidence
+from ullage.postmortem.hints import Hint, seen
 from ullage.postmortem.messages import numbers_of
 from ullage.postmortem.series import Series
 from ullage.postmortem.signs import MARKERS, Recognised, Sign, sign_of
@@ -52,6 +53,7 @@ class _Reader:
         self.failures: Counter[Recognised] = Counter()
         self.ranks: set[int] = set()
         self.series = Series()
+        self.hints: set[Hint] = set()
         self._lines = 0  # before the buffer
         self._seen = 0  # bytes of the buffer whose marks are done
         self._message_end = 0
@@ -65,6 +67,7 @@ class _Reader:
         for at in self._marked(lower, self._seen, until):
             self._look(buffer, at)
         self.series.take(buffer, lower, self._seen, until)
+        seen(lower, self._seen, until, self.hints)
         if last and self.best is None:
             self._look_at_end(buffer)
         keep = max(0, until - _BEFORE_BYTES)
@@ -146,6 +149,7 @@ class _Reader:
             failures=tuple(sorted(self.failures.items())),
             ranks=tuple(sorted(self.ranks)),
             series=self.series.allocated(),
+            hints=tuple(sorted(self.hints)),
         )
 
 

@@ -36,7 +36,7 @@ Progress = Callable[[int, int | None], None]
 def read_input(given: str, progress: Progress | None = None) -> Evidence:
     """The evidence in what a person gave. Raises InvalidInput for a file that is missing or cannot be read."""
     if given == STDIN:
-        return _of_stream(sys.stdin.buffer, "standard input", None, progress)
+        return _of_standard_input(sys.stdin.buffer, progress)
     path = Path(given)
     try:
         if path.is_dir():
@@ -53,6 +53,18 @@ def read_input(given: str, progress: Progress | None = None) -> Evidence:
             "is no file", key="INPUT", value=given[:200], allowed="a file, a folder of logs, a message, or -"
         )
     return _of_stream(io.BytesIO(given.encode("utf-8", "replace")), "the message", None, None)
+
+
+def _of_standard_input(stream: BinaryIO, progress: Progress | None) -> Evidence:
+    buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var]
+    head = buffered.peek(2)[:2]
+    if head[:1] == _PICKLE:
+        raise InvalidInput(
+            "is a pickle on standard input", key="INPUT", value=STDIN, remedy="give the path of the snapshot"
+        )
+    if head == _GZIP:
+        return _of_gzip(buffered, "standard input", progress)
+    return _of_stream(buffered, "standard input", None, progress)
 
 
 def _is_a_path(given: str) -> bool:
@@ -113,6 +125,7 @@ def _with_message(summary: Evidence, text: str) -> Evidence:
         failures=found.failures,
         ranks=found.ranks,
         split_bytes=summary.split_bytes,
+        hints=found.hints,
     )
 
 
@@ -136,6 +149,7 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
         split_bytes=best.split_bytes,
         blocks=best.blocks,
         highest=best.highest,
+        hints=tuple(sorted({hint for one in found for hint in one.hints})),
     )
 
 

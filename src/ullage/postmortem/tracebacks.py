@@ -9,10 +9,23 @@ from ullage.postmortem.snapshot_frames import Frame
 
 Phase = Literal[
     "load", "engine-init", "forward", "attention", "experts", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
-    "save", "evaluation", "collective", "unpad", "pinning",
+    "save", "evaluation", "collective", "unpad", "pinning", "engine",
 ]  # fmt: skip
 
-_FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7}), in ([^\s:]{1,120})')
+_FRAME = re.compile(
+    r'File "(?P<python>[^"\n]{1,300})", line (\d{1,7}), in ([^\s:]{1,120})'
+    r"|(?<!\S)File (?P<ipython>[^\s:\"]{1,300}):(\d{1,7}), in ([\w.<>]{1,120})"
+    r"|\u2502 (?P<rich>[^\s\u2502:]{1,300}):(\d{1,7}) in ([^\s\u2502:]{1,120})"
+    r"|(?<!\S)(?P<pytest>[^\s:]{1,300}\.py):(\d{1,7}): in (\w{1,120})"
+)
+_CODE = {
+    "ipython": re.compile(r"\n-{1,9}> \d{1,7} ([^\n]{0,200})"),
+    "rich": re.compile(r"\u2771 *\d{1,7} \u2502([^\n]{0,200})"),
+}
+"""The line of code that is marked among its neighbours; elsewhere it is the next one."""
+_WRAPPED = re.compile(r"(\S) \u2502\r?\n\u2502 (\S)")
+"""A path that is longer than rich's box."""
+_BELOW = 2000
 _MOST_FRAMES = 200
 _LONGEST_CODE = 200
 
@@ -25,12 +38,20 @@ class Called(NamedTuple):
 
 
 def frames_of(text: str) -> tuple[Called, ...]:
-    """The calls of the last traceback in ``text``, outermost first."""
+    """The calls of the last traceback in ``text``, outermost first: Python's, and as IPython, rich and pytest print it."""
     text = text[text.rfind("Traceback (most recent call last)") :] if "Traceback (most recent" in text else text
+    text = _WRAPPED.sub(r"\1\2", text)
     found = []
     for match in _FRAME.finditer(text):
-        code = text[match.end() : match.end() + _LONGEST_CODE].lstrip("\r\n").partition("\n")[0]
-        found.append(Called(Frame(match[1], match[3], int(match[2])), code.strip()))
+        file, line, function = (group for group in match.groups() if group is not None)
+        below = text[match.end() : match.end() + _BELOW]
+        style = next(name for name, group in match.groupdict().items() if group is not None)
+        if style in _CODE:
+            marked = _CODE[style].search(below)
+            code = marked[1].strip(" \u2502") if marked is not None else ""
+        else:
+            code = below[:_LONGEST_CODE].lstrip("\r\n").partition("\n")[0].strip()
+        found.append(Called(Frame(file, function, int(line)), code))
     return tuple(found[-_MOST_FRAMES:])
 
 
@@ -51,7 +72,9 @@ _RULES = (
           r"|safe_save|_save\b"),
     _rule("load",
           r"from_pretrained|load_state_dict|load_checkpoint|_load_(?:rng|optimizer)|torch\.load|_load_state_dict"
-          r"|load_model\b|resume"),
+          r"|load_model\b|resume|persistent_load|load_opt_state|restore_checkpoint|torch/serialization\.py _?load\b"),
+    _rule("engine",
+          r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_weights|update_weights?_from|wake_up\b|\bLLM\("),
     _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
