@@ -313,8 +313,8 @@ class Search:
     def _chunked(self, cut: Cut, value: Value) -> None:
         """Every loss, with every number of model chunks a rank."""
         if len(cut.costs.under) > 1:
-            for one in cut.costs.under:
-                self._chunked(_under_loss(cut, one), value)
+            for under in cut.costs.under:
+                self._chunked(_under_loss(cut, under), value)
             return
         base, costs, counted = cut.base, cut.costs, self._counted(cut)
         for job in self.space.chunked(base, cut.job):
