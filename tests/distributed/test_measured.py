@@ -70,6 +70,7 @@ CASES = {
     "adapters of a base in bf16": job(
         "ddp", lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"
     ),
+    "adapters on shards": job("fsdp2", lora={"rank": 8}, precision="bf16-mixed"),
     "DeepSpeed": job("deepspeed", zero_stage=0),
     "DeepSpeed ZeRO-1": job("deepspeed", zero_stage=1, options=BUCKETS),
     "DeepSpeed ZeRO-1, bf16, summed in fp32": job(

@@ -69,6 +69,10 @@ TWO = {
     "adapters of a base in bf16": job_of(
         "ddp", 2, lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"
     ),
+    "adapters on shards": job_of("fsdp2", 2, lora={"rank": 8}, precision="bf16-mixed"),
+    "adapters on shards of a base in bf16": job_of(
+        "fsdp2", 2, lora={"rank": 8, "targets": "all-linear", "dtype": "bf16"}, precision="bf16", recompute="full"
+    ),
     "DeepSpeed": job_of("deepspeed", 2, zero_stage=0),
     "DeepSpeed ZeRO-1": job_of("deepspeed", 2, zero_stage=1, options=BUCKETS),
     "DeepSpeed ZeRO-2, overlapping": job_of(

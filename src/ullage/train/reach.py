@@ -13,7 +13,7 @@ ENGINES = (*TORCH, "deepspeed")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
-WITH_ADAPTERS = ("single", "ddp")
+WITH_ADAPTERS = ("single", "ddp", "fsdp2")
 OF_ADAPTERS = ("bf16-mixed", "bf16")
 """The frozen base is in bf16."""
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -59,7 +59,7 @@ def refuse_what_is_not_run(job: Job) -> None:
         "recompute": not_built(job.recompute),
         "attention": job.attention if job.attention not in ATTENTION else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
-        "lora": "set" if job.lora is not None and engine.name not in WITH_ADAPTERS else None,
+        "lora": "set" if job.lora is not None and not _adapts(job) else None,
         "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
         "freeze": list(job.freeze) or None,
@@ -78,6 +78,10 @@ def refuse_what_is_not_run(job: Job) -> None:
         _refuse_of_pipelines(job)
     if engine.name == "deepspeed":
         _refuse_of_deepspeed(job)
+
+
+def _adapts(job: Job) -> bool:
+    return job.engine.name in WITH_ADAPTERS and job.layout.tp == job.layout.pp == 1
 
 
 def _not_offloaded(job: Job, part: str) -> str | None:
