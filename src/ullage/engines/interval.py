@@ -13,6 +13,8 @@ from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
 from ullage.job.adapted import QUANTISED
 from ullage.job.job import Job
+from ullage.memory.block import boundary
+from ullage.memory.program import locate_peak
 
 
 @frozen
@@ -40,6 +42,9 @@ EVIDENCE = {
     "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node; set by looking at its 81 records' misses",
     "upcast": "PEFT's prepare_model_for_kbit_training makes fp32 of all weights of a 4-bit model that are not packed; recipes call it or "
     "do not, and whoever writes a 16-bit precision may not know which: the high end has room for it",
+    "checkpoints": "DeepSpeed's ZeRO-3 example of Megatron-LM 1.1.5 is started by scripts that pass --partition-activations and "
+    "--checkpoint-in-cpu; a job that names other flags of that example and not these may have run with them: the low end has none of what "
+    "checkpoints keep (DeepSpeedExamples ds_pretrain_gpt2-zero3.sh; bigscience experiments/gpt2-meg-ds-zero)",
     "fragmentation": "what is reserved and unused follows the order of every small allocation; a share of the simulated waste, set by "
     "looking at 63 pipelines read by nvidia-smi (bigscience's tables, 2022)",
 }
@@ -82,12 +87,26 @@ def upcast_bytes(job: Job, account: Account) -> int:
     return sum(item.bytes * count for item, count in account.static if item.what == FROZEN)
 
 
+_OF_THE_EXAMPLE = ("split_transformers", "scattered_embeddings")
+_CHECKPOINTS_GO = ("partition_activations", "cpu_checkpointing")
+
+
+def checkpoint_bytes(job: Job, account: Account) -> int:
+    """What checkpoints keep on the device at the peak, where it may be on the host and the job does not say."""
+    options = job.engine.options
+    of_the_example = job.engine.name == "deepspeed" and any(options.get(name) for name in _OF_THE_EXAMPLE)
+    if not of_the_example or any(name in options for name in _CHECKPOINTS_GO):
+        return 0
+    live = locate_peak(account.program).live
+    return sum(item.bytes * count for item, count in live.items() if item is boundary(item.bytes))
+
+
 def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
     """low..high of the device's bytes: independent doubts add in squares, overheads outside the allocator in full."""
     found = (*doubts(job, account), fragmentation(account, reserved_bytes))
     below = sum(doubt.below**2 for doubt in found) ** 0.5
     above = sum(doubt.above**2 for doubt in found) ** 0.5
-    low = reserved_bytes * (1 - below) + sum(one.low_bytes for one in outside)
+    low = (reserved_bytes - checkpoint_bytes(job, account)) * (1 - below) + sum(one.low_bytes for one in outside)
     high = reserved_bytes * (1 + above) + sum(one.high_bytes for one in outside) + upcast_bytes(job, account)
     return Interval(low_bytes=int(low), high_bytes=int(high))
 

@@ -59,8 +59,11 @@ def _load(job: Job, held: Held, knobs: Knobs, static: states.Static) -> Node | N
 
 
 def _checkpointed_together(job: Job) -> int:
+    """--split-transformers makes two of a layer, attention and MLP, which --checkpoint-num-layers counts (DeepSpeedExamples,
+    Megatron-LM-v1.1.5-ZeRO3). A half by itself is not told apart here."""
     layers = job.engine.options.get("checkpoint_num_layers", 1)
-    return layers if isinstance(layers, int) and layers > 0 else 1
+    counted = layers if isinstance(layers, int) and layers > 0 else 1
+    return max(1, counted // 2) if job.engine.options.get("split_transformers") else counted
 
 
 def _groups(job: Job) -> tuple[tuple[str, int, int], ...]:

@@ -1,0 +1,50 @@
+"""What a job leaves open, and the bracket that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ullage
+from ullage.engines.estimate import Estimate
+from ullage.job.read import read_job
+
+
+def _zero3(**options: Any) -> Estimate:
+    """A model of 52 billion on 64 V100: bigscience experiments/gpt2.md, run by DeepSpeed's example of Megatron-LM 1.1.5."""
+    model = {
+        "model_type": "gpt", "hidden_size": 8192, "num_hidden_layers": 64, "num_attention_heads": 32, "intermediate_size": 32768,
+        "vocab_size": 50304, "max_position_embeddings": 1024, "position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True,
+        "qkv_bias": True, "tie_word_embeddings": True,
+    }  # fmt: skip
+    job = {
+        "schema": 1,
+        "model": model,
+        "cluster": "16x4xV100-SXM-32GB",
+        "data": {"seq_len": 1024, "micro_batch": 20},
+        "engine": {"name": "deepspeed", "zero_stage": 3, "options": options},
+        "stack": "megatron",
+        "precision": "fp16-mixed",
+        "recompute": "full",
+        "attention": "eager",
+    }
+    return ullage.estimate(read_job(job))
+
+
+def test_checkpoints_of_the_zero3_example_may_be_on_the_host() -> None:
+    """Its scripts move them there; a job that names its other flags and says nothing of these is no certain failure. It ran."""
+    told = _zero3(split_transformers=True, checkpoint_num_layers=2)
+    assert told.verdict == "tight"
+    stream = 20 * 1024 * 8192 * 2
+    kept = next(line.bytes for line in told.ledger if line.what == "residual stream between blocks")
+    assert kept == 64 * stream
+    assert told.peak.device_bytes - told.peak.low_bytes > kept
+    for said in ({}, {"split_transformers": True, "cpu_checkpointing": False, "partition_activations": False}):
+        assert _zero3(checkpoint_num_layers=1, **said).verdict == "oom"
+
+
+def test_half_layers_are_counted() -> None:
+    """Two of them are a layer: as many checkpoints as without the split."""
+    assert (
+        _zero3(split_transformers=True, checkpoint_num_layers=2).peak.allocated_bytes
+        == _zero3(checkpoint_num_layers=1).peak.allocated_bytes
+    )
