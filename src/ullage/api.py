@@ -176,13 +176,16 @@ def why(
     from ullage.postmortem.why import advised, why
 
     theirs = None
+    contradicted: tuple[str, ...] = ()
     if config is not None:
         from ullage.formats.theirs import theirs_of
 
         theirs = theirs_of(config, overrides)
         job = theirs.job
+        contradicted = tuple(f"{one.key} = {one.what}; {one.remedy}" for one in theirs.contradicted)
     earlier = read_input(against) if against is not None else None
-    return advised(why(read_input(given, progress), job, earlier), theirs.diff if theirs is not None else None)
+    answer = why(read_input(given, progress), job, earlier, contradicted)
+    return advised(answer, theirs.diff if theirs is not None else None)
 
 
 def prove(job: Job, settings: Settings | None = None) -> Proof | None:

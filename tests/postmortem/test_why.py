@@ -110,6 +110,27 @@ def test_advice_is_a_diff_of_their_file(tmp_path: Path) -> None:
     assert '+  "zero_optimization": {"stage": 3}' in edit
 
 
+def test_what_their_file_contradicts_is_a_cause(tmp_path: Path) -> None:
+    """Parameters are offloaded at stage 3 alone: at stage 2 they stay on the card, and nothing says so."""
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+    )
+    answer = ullage.why(
+        STEP, config=config, overrides=("model=llama-2-7b", "cluster=8xV100-SXM-32GB", "data.seq_len=1024")
+    )
+    found = next(one for one in answer.causes if one.kind == "config")
+    assert found.certainty == "likely"
+    assert "offload_param" in found.why
+
+
+def test_sharding_over_one_rank_shards_nothing() -> None:
+    job = ullage.read_job({**LLAMA, "cluster": "1xA100-SXM-80GB", "engine": {"name": "deepspeed", "zero_stage": 3}})
+    found = ullage.why("CUDA out of memory.", job).causes
+    assert found[0].kind == "states"
+    assert any(one.kind == "replica-not-shard" and "there is one" in one.why for one in found)
+
+
 def message(**sizes: float) -> str:
     return (
         f"CUDA out of memory. Tried to allocate {sizes['tried']:.2f} GiB (GPU 0; 80.00 GiB total capacity; {sizes['allocated']:.2f} GiB "

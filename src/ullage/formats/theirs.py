@@ -9,7 +9,7 @@ from ullage.engines.changes import Change, changed
 from ullage.formats.check import mended
 from ullage.formats.convert import read_file
 from ullage.formats.edit import diff, edited, edits_between
-from ullage.formats.reading import Reading
+from ullage.formats.reading import Finding, Reading
 from ullage.formats.registry import format_named
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -18,10 +18,13 @@ from ullage.job.text import read_text
 
 @frozen
 class Theirs:
+    """contradicted: what the file says and no job can have; the job is without it."""
+
     path: Path
     reading: Reading
     job: Job
     overrides: tuple[str, ...]
+    contradicted: tuple[Finding, ...] = ()
 
     def diff(self, change: Change) -> str | None:
         """A unified diff of the file after which it says the change; None where all of it is not the file's to say."""
@@ -40,5 +43,6 @@ class Theirs:
 def theirs_of(path: str | Path, overrides: Sequence[str] = ()) -> Theirs:
     """The file at ``path``, each ``KEY=VALUE`` of ``overrides`` set on top; what it contradicts is left out, as ``check`` does."""
     reading = read_file(path, None)
-    job, _ = mended(reading, overrides)
-    return Theirs(path=Path(path), reading=reading, job=job, overrides=tuple(overrides))
+    job, found = mended(reading, overrides)
+    wrong = tuple(one for one in (*reading.findings, *found) if one.severity == "error")
+    return Theirs(path=Path(path), reading=reading, job=job, overrides=tuple(overrides), contradicted=wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ullage.frozen import frozen
 from ullage.postmortem.causes import Cause, Kind
+from ullage.postmortem.messages import Numbers
 
 _FIRST = 2
 
@@ -17,6 +18,7 @@ class InWords:
     why: str
 
 
+_ELSEWHERE = ("host-memory", "communicators", "config", "unknown")
 _NO_STEP = "what a step takes is not what ran out"
 _OF: dict[Kind, tuple[tuple[str, str], ...]] = {
     "states": (
@@ -92,10 +94,19 @@ _OF: dict[Kind, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 
 
-def in_words(causes: tuple[Cause, ...]) -> tuple[InWords, ...]:
-    """Against the first causes."""
-    return tuple(
+_UNSEEN = InWords(
+    kind="foreign-process",
+    what="a smaller share for another process on the card, if there is one (vllm_gpu_memory_utilization where it is vLLM)",
+    why="the message's numbers would tell, and none were given",
+)
+
+
+def in_words(causes: tuple[Cause, ...], numbers: Numbers) -> tuple[InWords, ...]:
+    """Against the first causes; and against what no number excludes."""
+    found = tuple(
         InWords(kind=cause.kind, what=what, why=why)
         for cause in causes[:_FIRST]
         for what, why in _OF.get(cause.kind, ())
     )
+    on_card = causes and causes[0].kind not in (*_ELSEWHERE, "foreign-process")
+    return (*found, _UNSEEN) if on_card and numbers.capacity_bytes is None else found

@@ -74,7 +74,7 @@ _RULES = (
           r"from_pretrained|load_state_dict|load_checkpoint|_load_(?:rng|optimizer)|torch\.load|_load_state_dict"
           r"|load_model\b|resume|persistent_load|load_opt_state|restore_checkpoint|torch/serialization\.py _?load\b"),
     _rule("engine",
-          r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_weights|update_weights?_from|wake_up\b|\bLLM\("),
+          r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_(?:model_)?weights|update_weights?_from|wake_up\b|\bLLM\("),
     _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"

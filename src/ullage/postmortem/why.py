@@ -53,8 +53,14 @@ class Why:
     beyond_bytes: int = 0
 
 
-def why(evidence: Evidence, job: Job | None = None, against: Evidence | None = None) -> Answer:
-    """The causes of what the evidence tells. against: an earlier snapshot, where the evidence is one.
+def why(
+    evidence: Evidence,
+    job: Job | None = None,
+    against: Evidence | None = None,
+    contradicted: tuple[str, ...] = (),
+) -> Answer:
+    """The causes of what the evidence tells. against: an earlier snapshot, where the evidence is one. contradicted: what a person's file
+    asked for and no run of its engine can have, in words.
 
     Raises UllageError where the job's layout cannot exist, InvalidInput where two snapshots are asked for and one is none.
     """
@@ -64,6 +70,11 @@ def why(evidence: Evidence, job: Job | None = None, against: Evidence | None = N
     difference = between(evidence, against) if against is not None else None
     if difference is not None:
         spoken += grown(difference)
+    if evidence.recognised != "not-oom":
+        spoken += [
+            Reason(kind="config", weight=2.2, why=f"the configuration asks for what is not carried out: {one}")
+            for one in contradicted
+        ]
     if job is not None:
         from ullage.postmortem.with_job import known, matching, reasons
 
@@ -100,7 +111,7 @@ def advised(answer: Answer, edit: Edit | None = None) -> Why:
         answer=answer,
         advice=found,
         useless=useless(evidence, answer.causes),
-        in_words=in_words(answer.causes),
+        in_words=in_words(answer.causes, evidence.numbers),
         beyond_bytes=beyond,
     )
 
@@ -109,7 +120,9 @@ def _unknown(evidence: Evidence, here: Known | None) -> tuple[Cause, ...]:
     """Said plainly where nothing speaks for any cause; nothing where there was no failure of memory."""
     if evidence.recognised == "not-oom":
         return ()
-    if here is not None:
+    if evidence.event is None:
+        reason = "no line of it tells of a failure that is known"
+    elif here is not None:
         reason = "no tensor of the job has the size that failed, and its account does not fill the card"
     else:
         reason = (

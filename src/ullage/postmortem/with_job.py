@@ -206,6 +206,13 @@ def _states(job: Job, size: dict[str, int], capacity: int) -> Iterator[Reason]:
             why=f"each of {job.layout.dp} data-parallel ranks holds a whole copy of {format_bytes(replica)}: "
             f"{_why_whole(job)}. Shared out, states would be {format_bytes(left)}",
         )
+    if _shards_alone(job):
+        yield Reason(
+            kind="replica-not-shard",
+            weight=1.5,
+            why=f"{job.engine.name} at stage {job.engine.zero_stage} shares states out among data-parallel ranks, and there is one: it has "
+            "all of them",
+        )
     whole = _unsynced(job, size)
     if whole >= capacity / 10:
         cured = states - whole < _TIGHT * capacity
@@ -242,6 +249,14 @@ def _replicated(job: Job, size: dict[str, int]) -> int:
 def _shards_parameters(job: Job) -> bool:
     name, stage = job.engine.name, job.engine.zero_stage
     return name in ("fsdp1", "fsdp2") or (name in ("deepspeed", "megatron") and stage == 3)
+
+
+def _shards_alone(job: Job) -> bool:
+    """Sharding was asked for, and there is no one to share with."""
+    asked = job.engine.name in ("fsdp1", "fsdp2", "zero1") or (
+        job.engine.name in ("deepspeed", "megatron") and job.engine.zero_stage > 0
+    )
+    return asked and job.layout.dp * job.layout.cp == 1
 
 
 def _why_whole(job: Job) -> str:
