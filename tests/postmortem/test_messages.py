@@ -71,6 +71,15 @@ def test_in_a_container_this_process_is_told_as_another() -> None:
     assert (found.process_bytes, found.other_processes_bytes) == (int(70.25 * GIB), None)
 
 
+def test_a_process_that_leaves_room_for_this_one_is_another() -> None:
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is free. Process 7 has "
+        "70.00 GiB memory in use. Of the allocated memory 7.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert (found.process_bytes, found.other_processes_bytes) == (None, 70 * GIB)
+
+
 def test_this_process_among_several_is_the_one_that_holds_what_torch_has() -> None:
     """huggingface/trl#5207: four test workers on one card."""
     found = numbers_of(

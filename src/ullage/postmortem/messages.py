@@ -116,7 +116,8 @@ def numbers_of(text: str) -> Numbers:
         reserved = size["allocated"] + size["unallocated"]
     others = [one.bytes for match in _some(_OTHERS, text) if (one := printed(*match.groups())) is not None]
     process = size.get("process")
-    if process is None and (process := _own(others, reserved or size.get("allocated"))) is not None:
+    used = size.get("capacity", 0) - size.get("free", 0)
+    if process is None and (process := _own(others, reserved or size.get("allocated"), used)) is not None:
         others.remove(process)
     device = _DEVICE.search(text)
     return Numbers(
@@ -134,10 +135,11 @@ def numbers_of(text: str) -> Numbers:
     )
 
 
-def _own(processes: list[int], reserved: int | None) -> int | None:
+def _own(processes: list[int], reserved: int | None, used: int) -> int | None:
     """This process among those of the card. torch knows it by its number, which in a container is another than the driver's: it is then
-    told as any "Process N", and is the one that holds what torch has reserved."""
-    if reserved is None:
+    told as any "Process N", and is the one that holds what torch has reserved. used: of the card by all; where it has room for what
+    torch has beside all that are told, this one is not among them."""
+    if reserved is None or sum(processes) + reserved <= used:
         return None
     return min((one for one in processes if one >= reserved), default=None)
 
