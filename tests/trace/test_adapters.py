@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ullage.engines.estimate import estimate
+from ullage.errors import InvalidInput
 from ullage.job.adapted import graph_of, names
 from ullage.job.read import read_job
 from ullage.memory.ledger import by_category
@@ -74,6 +75,53 @@ def test_a_step_is_peft_s(model: str, every: bool, number: int) -> None:
     lora = {"rank": 16, "targets": "all-linear" if every else targets, "dropout": dropout, "dtype": dtype}
     closed, real = _compared({"model": config, "precision": precision, "recompute": recompute, "lora": lora})
     assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "recompute", "dropout", "dtype"),
+    [
+        ("llama", "bf16", "none", 0.0, None),
+        ("qwen2", "bf16", "full", 0.1, None),
+        ("llama", "bf16-mixed", "none", 0.1, None),
+        ("phi3", "bf16", "none", 0.1, "bf16"),
+        ("qwen2", "bf16-mixed", "full", 0.0, "bf16"),
+    ],
+)
+def test_dora_is_peft_s(model: str, precision: str, recompute: str, dropout: float, dtype: str | None) -> None:
+    """The whole update and its norms in each forward, the base's output kept for the magnitude."""
+    config, *_ = MODELS[model]
+    lora = {"rank": 16, "targets": "all-linear", "dropout": dropout, "dtype": dtype, "dora": True}
+    closed, real = _compared({"model": config, "precision": precision, "recompute": recompute, "lora": lora})
+    assert closed == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("modules", "tied", "targets", "recompute"),
+    [
+        (["embed_tokens", "lm_head"], False, ["q_proj", "v_proj"], "full"),
+        (["embed_tokens", "lm_head"], True, ["q_proj"], "none"),
+        (["embed_tokens"], True, ["q_proj"], "none"),
+        (["layernorm", "model.norm"], False, ["q_proj"], "none"),
+        ([], False, ["q_proj", "lm_head"], "none"),
+    ],
+)
+def test_modules_trained_in_full_are_copies(modules: list[str], tied: bool, targets: list[str], recompute: str) -> None:
+    """Beside the frozen originals, in the model's type; and an adapter of the head."""
+    config, *_ = MODELS["llama"]
+    closed, real = _compared(
+        {
+            "model": {**config, "tie_word_embeddings": tied},
+            "precision": "bf16",
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": targets, "modules_to_save": modules},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+def test_a_module_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="names no module"):
+        estimate(read_job({**BASE, "model": MODELS["llama"][0], "lora": {"modules_to_save": ["wte"]}}))
 
 
 def test_ddp_reduces_adapters_alone() -> None:

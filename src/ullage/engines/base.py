@@ -8,7 +8,7 @@ from collections.abc import Sequence as Sequence_
 from ullage import dtypes
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
-from ullage.job.adapted import QUANTISED, adapters_type
+from ullage.job.adapted import QUANTISED, adapters_type, model_type
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job, Optimizer
 from ullage.kernels import stacks, unsloth_loss
@@ -82,7 +82,7 @@ def context_of(job: Job, graph: Graph) -> Context:
     """The kernels' view of a job."""
     precision = job.precision
     layout = job.layout
-    params = params_of(job)
+    params = model_type(job)
     compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
     return Context(
         sizes=local_sizes(graph, layout, job.data),
@@ -126,14 +126,6 @@ def _residual(graph: Graph, params: str) -> str:
     """The stream's type under autocast: the embedding's, or fp32 where a layer norm follows it, which autocast runs so (bloom)."""
     ops = [op for run in graph.runs if run.block.role == "embedding" for op in run.block.ops]
     return "fp32" if any(op.attrs.get("norm") == "layernorm" for op in ops) else params
-
-
-def params_of(job: Job) -> str:
-    """The type of the model's own parameters: of a frozen base, the type that it was loaded in, unless DeepSpeed or litgpt casts it; of a
-    quantised one, what its norms, embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
-    casts = job.engine.name == "deepspeed" or job.stack == "litgpt"
-    as_loaded = job.lora is not None and job.lora.base == "bf16" and not casts
-    return "bf16" if as_loaded else job.precision.params
 
 
 def optimizer_of(job: Job) -> Optimizer:

@@ -42,13 +42,15 @@ MOMENTS = {
 class Stepped:
     """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it.
 
-    gradient_parts: tensors of its size in its gradient, of which each op that reads it cuts this one's out (DTensor).
+    gradient_parts: tensors of its size in its gradient, of which each op that reads it cuts this one's out (DTensor). state: the type of
+    its states, where that is not the optimizer's.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     gradient_parts: int = 1
+    state: str | None = None
 
     @property
     def numel(self) -> int:
@@ -89,6 +91,7 @@ def stepped(
                 shape=shape(local_shape(param, run, context)),
                 dtype=param.param.elements or dtype,
                 gradient_parts=context.tp if param.name in whole_gradients else 1,
+                state=param.param.elements,
             )
             for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
             if param is not None
@@ -143,19 +146,24 @@ def _states_of(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> list[tu
     if optimizer.paged and tensor.numel >= SMALLEST_PAGED:
         return []  # cudaMallocManaged: outside torch's allocator, on the device only while touched
     found: list[tuple[str, int, str]] = []
+    state = _state_of(optimizer, tensor)
     for moment in _moments(optimizer, tensor, momentum):
         if optimizer.name == "adafactor":
-            found += _factored(tensor, optimizer.state)
+            found += _factored(tensor, state)
         elif optimizer.state == "8bit" and tensor.numel >= SMALLEST_8BIT:
             found += [(moment, tensor.numel, "uint8"), (f"{moment} scales", -(-tensor.numel // BLOCK), "fp32")]
         else:
             parts = (
                 tensor.gradient_parts if optimizer.name == "sgd" else 1
             )  # made as the gradient is (torch/optim/sgd.py)
-            found.append((moment, tensor.numel * parts, "fp32" if optimizer.state == "8bit" else optimizer.state))
+            found.append((moment, tensor.numel * parts, "fp32" if state == "8bit" else state))
     if optimizer.name in ("adam", "adamw") and optimizer.impl == "fused" and optimizer.state != "8bit":
         found.append(("step", 1, "fp32"))  # on the device only for fused (torch/optim/adam.py _init_group)
     return found
+
+
+def _state_of(optimizer: Optimizer, tensor: Stepped) -> str:
+    return tensor.state if tensor.state is not None and optimizer.state != "8bit" else optimizer.state
 
 
 def _moments(optimizer: Optimizer, tensor: Stepped, momentum: bool) -> tuple[str, ...]:
@@ -235,10 +243,11 @@ def temporaries(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def _foreach(optimizer: Optimizer, groups: tuple[Group, ...]) -> list[Node]:
-    counts: dict[int, int] = {}
+    counts: dict[tuple[int, str], int] = {}
     for tensor, repeat in _each(groups):
-        counts[tensor.numel] = counts.get(tensor.numel, 0) + repeat
-    made = [(_root(numel, optimizer.state), count) for numel, count in counts.items()]
+        key = (tensor.numel, _state_of(optimizer, tensor))
+        counts[key] = counts.get(key, 0) + repeat
+    made = [(_root(numel, dtype), count) for (numel, dtype), count in counts.items()]
     return [*(alloc(item, count) for item, count in made), *(free(item, count) for item, count in made)]
 
 
@@ -260,7 +269,10 @@ def _one_by_one(optimizer: Optimizer, group: Group, before: Item | None) -> tupl
     nodes: list[Node] = []
     for tensor in group.tensors:
         nodes += _cuts((Group(tensors=(tensor,)),), _READS)
-        root, denominator = _root(tensor.numel, optimizer.state), _denominator(tensor.numel, optimizer.state)
+        root, denominator = (
+            _root(tensor.numel, _state_of(optimizer, tensor)),
+            _denominator(tensor.numel, _state_of(optimizer, tensor)),
+        )
         nodes += [alloc(root), alloc(denominator), free(root)]
         if before is not None:
             nodes.append(free(before))

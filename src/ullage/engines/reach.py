@@ -90,6 +90,12 @@ def _lora(job: Job) -> object:
     return None if job.lora is None or known else "set"
 
 
+def _knows(job: Job, engines: tuple[str, ...]) -> bool:
+    """Whether the job runs PEFT's layers, not packed, under one of these engines."""
+    packed = job.lora is not None and job.lora.base != "bf16"
+    return job.engine.name in engines and job.stack in ("transformers", "liger") and not packed
+
+
 def _base(job: Job) -> object:
     """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
     packs = job.engine.name in ("single", "ddp") and job.stack in (*OF_TRANSFORMERS, "litgpt")
@@ -106,6 +112,12 @@ def _adapters_type(job: Job) -> object:
 _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
+    "lora.dora": lambda job: (
+        "true" if job.lora is not None and job.lora.dora and not _knows(job, ("single", "ddp")) else None
+    ),
+    "lora.modules_to_save": lambda job: (
+        ", ".join(job.lora.modules_to_save) or None if job.lora is not None and not _knows(job, ("single",)) else None
+    ),
     "lora.dtype": _adapters_type,
     "freeze": lambda job: list(job.freeze) or None if not _freezes(job) else None,
     "offload.optimizer": _offload("optimizer"),

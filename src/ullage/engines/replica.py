@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import Account, context_of, cublas_workspaces, optimizer_of, params_of, registered, sized
+from ullage.engines.base import Account, context_of, cublas_workspaces, optimizer_of, registered, sized
 from ullage.engines.optimizer import Group
 from ullage.engines.quantised import FROZEN
 from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
-from ullage.job.adapted import QUANTISED, adapters_type
+from ullage.job.adapted import QUANTISED, adapters_type, model_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.step import Buffer, Context
@@ -71,12 +71,15 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     if job.lora is None:
         return [parameters(rank, job.precision.params)]
     frozen = [param for param in rank.params if not param.param.trainable]
-    adapters = [param for param in rank.params if param.param.trainable]
+    trained = [param for param in rank.params if param.param.trainable]
+    adapters = [param for param in trained if ".lora_" in param.name]
+    in_full = [param for param in trained if ".lora_" not in param.name]
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
-        _tensors(own, params_of(job), FROZEN, "parameters"),
+        _tensors(own, model_type(job), FROZEN, "parameters"),
         *quantised([param for param in frozen if param.param.elements in QUANTISED]),
         _tensors(adapters, adapters_type(job), "adapters", "parameters"),
+        _tensors(in_full, model_type(job), "modules trained in full", "parameters"),
     ]
 
 

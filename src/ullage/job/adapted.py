@@ -12,6 +12,7 @@ from ullage.frozen import FrozenMap, replace
 from ullage.job import adapted_litgpt, freezing
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
+from ullage.job.saved_modules import trained_in_full
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
 
@@ -19,6 +20,8 @@ ADAPTERS = "fp32"
 """PEFT makes adapters of a 16-bit model in fp32 (tuners/tuners_utils.py, cast_adapter_dtype; autocast_adapter_dtype=True)."""
 
 ALL_LINEAR = "all-linear"
+HEAD = "lm_head"
+"""The output projection, which all-linear leaves out (peft tuners/tuners_utils.py, _maybe_include_all_linear_layers)."""
 
 STACKS = (*OF_TRANSFORMERS, "torchtune", "litgpt")
 """Stacks in which adapters are known."""
@@ -67,6 +70,14 @@ def adapters_type(job: Job) -> str:
     return job.precision.params if of_the_module else job.lora.dtype or ADAPTERS
 
 
+def model_type(job: Job) -> str:
+    """The element type of the model's own parameters: of a frozen base, the type that it was loaded in, unless DeepSpeed or litgpt casts
+    it; of a quantised one, what its norms, embedding and head have (fp32 after PEFT's prepare_model_for_kbit_training)."""
+    casts = job.engine.name == "deepspeed" or job.stack == "litgpt"
+    as_loaded = job.lora is not None and job.lora.base == "bf16" and not casts
+    return "bf16" if as_loaded else job.precision.params
+
+
 def graph_of(job: Job) -> Graph:
     """The graph of what the job trains."""
     return trained(build(job.model, mtp=job.engine.name == "megatron"), job)
@@ -79,7 +90,9 @@ def trained(graph: Graph, job: Job) -> Graph:
         return graph
     if job.lora is not None and job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
-    types = (adapters_type(job), _seen_as(job)) if job.lora is not None else ("", "")
+    if job.lora is not None:
+        _refuse_together(job, job.lora)
+    types = (adapters_type(job), _seen_as(job), model_type(job)) if job.lora is not None else ("", "", "")
     return _trained(graph, job.lora, types, job.freeze, _asks_for_input_gradients(job), job.stack)
 
 
@@ -97,15 +110,25 @@ def _seen_as(job: Job) -> str:
 
 @lru_cache(maxsize=64)
 def _trained(
-    graph: Graph, lora: Lora | None, types: tuple[str, str], freeze: tuple[str, ...], input_grads: bool, stack: str
+    graph: Graph, lora: Lora | None, types: tuple[str, str, str], freeze: tuple[str, ...], input_grads: bool, stack: str
 ) -> Graph:
-    """types: of the adapters, as they are kept and as the layer code sees them."""
+    """types: of the adapters, as they are kept and as the layer code sees them, and of the model."""
     found = graph if lora is None else _with_adapters(graph, lora, types, stack)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)
 
 
-def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str], stack: str) -> Graph:
+def _refuse_together(job: Job, lora: Lora) -> None:
+    """What adapters do not go with yet."""
+    if lora.modules_to_save and job.freeze:
+        raise Unsupported(
+            "is not modelled beside freeze", key="lora.modules_to_save", value=", ".join(lora.modules_to_save)
+        )
+    if HEAD in lora.targets and job.loss.kind == "fused-linear":
+        raise Unsupported("as a target is not modelled with a loss that has no logits", key="lora.targets", value=HEAD)
+
+
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     if stack == "litgpt":
@@ -118,9 +141,10 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str], stack: str)
             "is no linear of this model's layers",
             key="lora.targets",
             value=", ".join(missing),
-            allowed=", ".join(sorted({*names(graph), ALL_LINEAR})),
+            allowed=", ".join(sorted({*names(graph), HEAD, ALL_LINEAR})),
         )
-    return replace(graph, runs=tuple(runs))
+    found_graph = replace(graph, runs=tuple(runs))
+    return trained_in_full(found_graph, lora.modules_to_save, types[2]) if lora.modules_to_save else found_graph
 
 
 def _refuse_base(graph: Graph, job: Job, base: str) -> None:
@@ -147,8 +171,6 @@ def unmodelled(lora: Lora) -> dict[str, object]:
     """What of it nothing here knows yet, by key."""
     found: dict[str, object] = {
         "lora.base": lora.base if lora.base not in ("bf16", *QUANTISED) else None,
-        "lora.dora": "true" if lora.dora else None,
-        "lora.modules_to_save": ", ".join(lora.modules_to_save) or None,
     }
     return {key: value for key, value in found.items() if value is not None}
 
@@ -181,15 +203,15 @@ def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
     return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
-def _adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str], found: set[str]) -> Block:
+def _adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str, str], found: set[str]) -> Block:
     """found: the targets that were met, which this adds to."""
     made: list[Op] = []
     for ops in _called(block):
         frozen = [_frozen(op, lora.base if block.role == "layer" else "bf16") for op in ops]
-        known = _names(block, ops) if block.role == "layer" else ()
+        known = _names(block, ops) if block.role == "layer" else (HEAD,) if ops[0].name == HEAD else ()
         meant = [target for target in lora.targets if target in known]
         found.update(meant)
-        if meant or (known and ALL_LINEAR in lora.targets):
+        if meant or (known and block.role == "layer" and ALL_LINEAR in lora.targets):
             frozen[0] = _with_adapter(graph, frozen[0], ops, lora, types)
         made += frozen
     return replace(block, ops=tuple(made))
@@ -207,16 +229,21 @@ def _frozen(op: Op, base: str) -> Op:
     )
 
 
-def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str]) -> Op:
-    """An op with A, [rank, in], and B, [out, rank]; of projections that are one linear the first has them for all."""
+def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str, str]) -> Op:
+    """An op with A, [rank, in], and B, [out, rank], before them DoRA's magnitude, [out]; of projections that are one linear the first has them for all."""
     inner, outer = op.attrs["in"], op.attrs["out"]
     assert isinstance(inner, tuple)
     assert isinstance(outer, tuple)
     if len(ops) > 1:
         outer = (sum(prod(graph.size(dim) for dim in one.outputs[0].dims[2:]) for one in ops),)
     name = op.name if len(ops) == 1 else str(op.attrs["group"])
-    kept_as, seen_as = types
+    kept_as, seen_as, _ = types
     low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=kept_as)
     high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=kept_as)
-    adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": seen_as}
-    return replace(op, params=(*op.params, low, high), attrs=FrozenMap({**op.attrs.as_dict(), "lora": adapter}))
+    adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": seen_as, "dora": lora.dora}
+    magnitude = Param(name=f"{name}.lora_magnitude_vector", dims=outer, elements=kept_as)
+    return replace(
+        op,
+        params=(*op.params, *((magnitude,) if lora.dora else ()), low, high),
+        attrs=FrozenMap({**op.attrs.as_dict(), "lora": adapter}),
+    )

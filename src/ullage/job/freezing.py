@@ -13,13 +13,13 @@ from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import replace
 from ullage.model.graph import Block, Graph, Param, Run
 
-_IN_A_LAYER = {
+IN_A_LAYER = {
     "input_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     **{name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
     **{name: f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
 }
-_OUTSIDE = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+OUTSIDE = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Models whose parameters have these names (modeling_llama.py and its like)."""
 
@@ -68,10 +68,10 @@ def _named(block: Block, kinds: dict[tuple[str, tuple[bool, ...]], str]) -> Bloc
 def _name(block: Block, param: str, index: int, shared: dict[str, str]) -> str:
     module, _, kind = shared.get(f"{block.name}.{param}", f"{block.name}.{param}").partition(".")[2].rpartition(".")
     if block.role == "layer" and kind.startswith("lora_"):
-        return f"base_model.model.model.layers.{index}.{_IN_A_LAYER[module]}.{kind}.default.weight"
+        return f"base_model.model.model.layers.{index}.{IN_A_LAYER[module]}.{kind}.default.weight"
     if block.role == "layer":
-        return f"model.layers.{index}.{_IN_A_LAYER[module]}.{kind}"
-    return f"{_OUTSIDE[module]}.{kind}"
+        return f"model.layers.{index}.{IN_A_LAYER[module]}.{kind}"
+    return f"{OUTSIDE[module]}.{kind}"
 
 
 def _frozen(block: Block, index: int, shared: dict[str, str], is_frozen: Callable[[str], bool]) -> Block:

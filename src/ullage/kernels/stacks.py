@@ -8,8 +8,9 @@ from importlib import import_module
 from types import ModuleType
 
 from ullage.errors import Unsupported
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.job import Recompute
+from ullage.job.saved_modules import ORIGINAL
 from ullage.kernels.asking import asked
 from ullage.kernels.lowering import module_segments
 from ullage.kernels.step import Buffer, Context, Segment, Step
@@ -40,6 +41,8 @@ STACKS: Mapping[str, str] = {
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block in the layer code of ``context.stack``."""
     lowering: Lowering = _module(context.stack).lower
+    if any(op.kind == ORIGINAL for op in block.ops):
+        block = replace(block, ops=tuple(op for op in block.ops if op.kind != ORIGINAL))
     steps = lowering(block, context)
     return steps if context.stack == "traced" else asked(block, steps)  # a trace's steps are what was asked for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.frozen import FrozenMap
+from ullage.kernels import transformers_dora
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.transformers_attention import dropout
 from ullage.kernels.transformers_matmul import matmul
@@ -15,15 +16,17 @@ def is_adapted(op: Op) -> bool:
 
 def base(op: Op) -> tuple[Param, ...]:
     """The parameters that are not adapters."""
-    return op.params[:-2] if is_adapted(op) else op.params
+    return tuple(param for param in op.params if ".lora_" not in param.name)
 
 
 def added(tape: Tape, op: Op, source: Value, result: Value, output: Value, prefix: str = "") -> Value:
     """result + B(A(dropout(input))) x scaling, in the type of ``result``. The input is cast to the adapters' type, for each linear anew;
     both are named to the end. prefix: of names, where one linear runs several times."""
     wide = tape.cast(source, _dtype(op), f"{prefix}{op.params[-2].name}.cast")
-    scaled = _scaled(tape, op, wide, output, prefix)
-    total = _sum(tape, op, result, scaled, output)
+    total = _with_dora(tape, op, wide, result, output, prefix)
+    if total is None:
+        scaled = _scaled(tape, op, wide, output, prefix)
+        total = _sum(tape, op, result, scaled, output)
     made = tape.cast(total, result.dtype, output.name)
     tape.hold(source, wide)
     return made
@@ -47,18 +50,37 @@ def _dtype(op: Op) -> str:
     return str(adapter["dtype"])
 
 
-def _scaled(tape: Tape, op: Op, wide: Value, output: Value, prefix: str) -> Value:
-    """B(A(dropout(input))) x scaling."""
+def _with_dora(tape: Tape, op: Op, wide: Value, result: Value, output: Value, prefix: str) -> Value | None:
     adapter = op.attrs["lora"]
     assert isinstance(adapter, FrozenMap)
+    if not adapter.get("dora"):
+        return None
+    dropped = _dropped(tape, op, wide, prefix)
+    update = _update(tape, op, dropped, output, prefix)
+    again = bool(adapter["dropout"])
+    return transformers_dora.added(tape, op, dropped, result, update, output, prefix, again=again)
+
+
+def _dropped(tape: Tape, op: Op, wide: Value, prefix: str) -> Value:
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    if not adapter["dropout"]:
+        return wide
+    return dropout(tape, wide, Value(f"{prefix}{op.params[-2].name}.dropped", wide.dims, wide.dtype))
+
+
+def _scaled(tape: Tape, op: Op, wide: Value, output: Value, prefix: str) -> Value:
+    """B(A(dropout(input))) x scaling."""
+    outer = _update(tape, op, _dropped(tape, op, wide, prefix), output, prefix)
+    return tape.scale(outer, f"{prefix}{op.params[-1].name}.scaled")
+
+
+def _update(tape: Tape, op: Op, dropped: Value, output: Value, prefix: str) -> Value:
+    """B(A(dropped))."""
     low, high = op.params[-2:]
-    dropped = wide
-    if adapter["dropout"]:
-        dropped = dropout(tape, wide, Value(f"{prefix}{low.name}.dropped", wide.dims, wide.dtype))
-    rows = wide.dims[: len(wide.dims) - len(low.dims) + 1]
+    rows = dropped.dims[: len(dropped.dims) - len(low.dims) + 1]
     inner = _multiplied(tape, low, _dtype(op), dropped, (*rows, low.dims[0]), prefix)
-    outer = _multiplied(tape, high, _dtype(op), inner, output.dims, prefix)
-    return tape.scale(outer, f"{prefix}{high.name}.scaled")
+    return _multiplied(tape, high, _dtype(op), inner, output.dims, prefix)
 
 
 def _sum(tape: Tape, op: Op, result: Value, scaled: Value, output: Value) -> Value:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ullage.engines.base import params_of
 from ullage.engines.fsdp2.policy import unwrapped
 from ullage.errors import InvalidInput, Unsupported
-from ullage.job.adapted import ALL_LINEAR, unmodelled
+from ullage.job.adapted import ALL_LINEAR, model_type, unmodelled
 from ullage.job.job import Job, Lora
 from ullage.trace.checkpointed import recompute
+from ullage.trace.patch import replaced
 from ullage.trace.reach import not_built
 from ullage.trace.run import Factory
 from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimizer_of, unsynced, wrapped
@@ -115,7 +115,7 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = config_of(job)
-    chosen = {"attn_implementation": ATTENTION[job.attention], "dtype": DTYPES[params_of(job)]}
+    chosen = {"attn_implementation": ATTENTION[job.attention], "dtype": DTYPES[model_type(job)]}
     of: Any = AutoModelForCausalLM
     try:
         if weights is None:
@@ -176,11 +176,20 @@ def _adapted(job: Job, lora: Lora, model: Any) -> Any:
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT multiplies by alpha / rank, whole or not
         lora_dropout=lora.dropout,
         target_modules=targets,
+        use_dora=lora.dora,
+        modules_to_save=list(lora.modules_to_save) or None,
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), replaced(torch.Tensor, "__deepcopy__", _copied):
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that it gives up
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
         return get_peft_model(model, config, autocast_adapter_dtype=lora.dtype in (None, "fp32"))
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A deep copy that fake tensors know too, whose storage cannot be read (PEFT copies modules that it trains in full)."""
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ullage.engines.base import params_of
 from ullage.engines.fsdp2.units import Shape
+from ullage.job.adapted import model_type
 from ullage.job.bind import is_expert, local_sizes
 from ullage.job.job import Job
 from ullage.kernels.transformers_parallel import whole_gradients
@@ -41,7 +41,7 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
         shards=shards,
         gradient_parts=job.layout.tp if whole_gradient else 1,
         trainable=param.trainable,
-        original=None if param.trainable else params_of(job),
+        original=None if param.trainable else model_type(job),
         gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
     )
 
