@@ -107,6 +107,24 @@ def test_published_peaks(keys: dict[str, Any], lora: dict[str, object], gb: floa
     assert found.peak.allocated_bytes == pytest.approx(gb * 1e9, rel=within)
 
 
+@pytest.mark.parametrize(("micro_batch", "gb"), [(1, 22.18), (2, 22.47)])
+def test_fsdp1_makes_gradients_of_what_is_frozen(micro_batch: int, gb: float) -> None:
+    """tutorials/resource-tables.md at 2685705, Llama 2 7B on two GPUs: each Block's flat parameter holds base and adapters, and Fabric
+    reduces none of its gradients before the last micro-batch."""
+    found = _estimate(
+        model=LLAMA_2,
+        cluster="2xA100-SXM-40GB",
+        data={"seq_len": 1304, "micro_batch": micro_batch, "grad_accum": 64 // micro_batch},
+        engine={"name": "fsdp1", "zero_stage": 3},
+        recompute="full",
+        stack_version="2023-10-16",
+        loss={"kind": "chunked", "chunks": 11},
+        lora={"rank": 8, "dropout": 0.05, "targets": QUERY_VALUE},
+    )
+    assert found.trainable_parameters == 4_194_304
+    assert found.peak.allocated_bytes == pytest.approx(gb * 1e9, rel=0.01)
+
+
 def test_a_joined_projection_by_itself_means_queries_and_values() -> None:
     """litgpt's own default; beside every other linear all three parts are meant."""
     alone = _estimate(model=NEOX, data={"seq_len": 256}, lora={"targets": ["query_key_value"]})

@@ -71,6 +71,7 @@ def _offload(part: str) -> Callable[[Job], object]:
 ADAPTERS = {
     "single": (*OF_TRANSFORMERS, "torchtune", "litgpt"),
     "ddp": OF_TRANSFORMERS,
+    "fsdp1": ("litgpt",),
     "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
     "deepspeed": OF_TRANSFORMERS,
 }

@@ -230,7 +230,8 @@ def _frozen(op: Op, base: str) -> Op:
 
 
 def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str, str]) -> Op:
-    """An op with A, [rank, in], and B, [out, rank], before them DoRA's magnitude, [out]; of projections that are one linear the first has them for all."""
+    """An op with A, [rank, in], and B, [out, rank], before them DoRA's magnitude, [out]; of projections that are one linear the first
+    has them for all."""
     inner, outer = op.attrs["in"], op.attrs["out"]
     assert isinstance(inner, tuple)
     assert isinstance(outer, tuple)

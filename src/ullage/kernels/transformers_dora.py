@@ -1,8 +1,8 @@
 """DoRA beside a linear, as PEFT runs it (peft tuners/lora/dora.py, DoraLinearLayer.forward; variants.py, DoraLinearVariant.forward).
 
-Every forward makes the whole update B A, by sending an identity matrix through both, and the norm of each row of the weight with it, none of
-which has a gradient; the base's output is kept for the magnitude's gradient. With dropout the base is multiplied once more, with the
-dropped input, by a copy of the weight in the input's type, which is kept for the input's gradient.
+Every forward makes the whole update B A, by sending an identity matrix through both, and the norm of each row of the weight with it,
+none of which has a gradient; the base's output is kept for the magnitude's gradient. With dropout the base is multiplied once more,
+with the dropped input, by a copy of the weight in the input's type, which is kept for the input's gradient.
 """
 
 from __future__ import annotations

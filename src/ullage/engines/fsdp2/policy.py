@@ -84,11 +84,12 @@ def reshards(job: Job) -> bool:
 
 
 def reduces_each(job: Job) -> bool:
-    """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch; Composer does
+    """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch, litgpt through
+    Fabric (finetune/full.py, no_backward_sync); Composer does
     so with DDP alone (composer/distributed/dist_strategy.py, ddp_sync_context); a pipeline reduces when its last is done."""
     if job.layout.pp > 1:
         return False
-    accelerates = job.stack in OF_TRANSFORMERS and not _composer(job)
+    accelerates = job.stack in (*OF_TRANSFORMERS, "litgpt") and not _composer(job)
     return not accelerates or bool(job.engine.options.get("sync_each_batch"))
 
 
@@ -144,8 +145,16 @@ def _flat_unit(
 ) -> Unit:
     """FSDP1: all parameters of a module in one, padded once (torch distributed/fsdp/_flat_param.py)."""
     total = sum(shape.rows * shape.columns for shape in shapes)
+    adapters = sum(shape.rows * shape.columns for shape in shapes if ".lora_" in shape.name)
     shards = max(shape.shards for shape in shapes)
-    flat = Shape(name=f"{name}.flat_parameter", rows=total, columns=1, shards=shards)
+    flat = Shape(
+        name=f"{name}.flat_parameter",
+        rows=total,
+        columns=1,
+        shards=shards,
+        trainable=any(shape.trainable for shape in shapes),
+        stepped=-(-adapters // shards) if adapters else None,
+    )
     return Unit(name=name, shapes=(flat,), types=types, reshards=reshards, flat=True)
 
 

@@ -68,12 +68,16 @@ def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
     dtype = types_of(job).original
     return tuple(
         Group(
-            tensors=(Stepped(name=shape.name, shape=(shape.padded // shape.columns, shape.columns), dtype=dtype),),
+            tensors=(Stepped(name=shape.name, shape=_stepped(shape), dtype=dtype),),
             repeat=copies,
         )
         for shape, copies in shapes_on(rank, units)
         if shape.trainable
     )
+
+
+def _stepped(shape: Shape) -> tuple[int, int]:
+    return (shape.padded // shape.columns, shape.columns) if shape.stepped is None else (shape.stepped, 1)
 
 
 def _shard(shape: Shape, dtype: str) -> Item:

@@ -25,7 +25,8 @@ class Shape:
 
     gathered_as: its type in the all-gather where that is not the unit's (float8 all-gather). gradient_parts: tensor-parallel ranks
     whose parts its gradient holds beside its own (DTensor's embedding). trainable: whether it has one. original: the type of its
-    shard where that is not the unit's (a frozen base beside adapters).
+    shard where that is not the unit's (a frozen base beside adapters). stepped: elements of the shard that the optimizer is given,
+    where those are not all (adapters in a flat parameter).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Shape:
     gradient_parts: int = 1
     trainable: bool = True
     original: str | None = None
+    stepped: int | None = None
 
     @property
     def padded(self) -> int:
