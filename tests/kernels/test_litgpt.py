@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import ullage
-from ullage.errors import InvalidInput
+from ullage.errors import InvalidInput, Unsupported
 from ullage.job.read import read_job
 
 WIDTH = {
@@ -148,3 +148,21 @@ def test_only_old_releases_leave_inputs_of_4_bit_linears_behind() -> None:
     kept = "input of a 4-bit linear, of the micro-batch before"
     assert not any(line.what == kept for line in new.ledger)
     assert sum(line.bytes for line in old.ledger if line.what == kept) == 2 * 384 * (4 * (3 * 256 + 688) + 256)
+
+
+def test_fsdp1_flattens_one_type_alone() -> None:
+    """torch distributed/fsdp/_flat_param.py refuses fp32 adapters in a bf16 module, and without use_orig_params frozen ones."""
+    unwrapped = {"use_orig_params": True, "auto_wrap_policy": "fsdp_auto_wrap_policy of PEFT"}
+    for stack, options in (("transformers", {}), ("litgpt", {"use_orig_params": False}), ("litgpt", unwrapped)):
+        with pytest.raises(Unsupported) as raised:
+            _estimate(
+                model=LLAMA,
+                cluster="2xA100-SXM-40GB",
+                layout={"dp": 2},
+                engine={"name": "fsdp1", "options": options},
+                stack=stack,
+                stack_version=None,
+                data={"seq_len": 128},
+                lora={"rank": 8, "targets": QUERY_VALUE},
+            )
+        assert raised.value.key == "lora"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.errors import Unsupported
-from ullage.job.adapted import adapters_type
+from ullage.job.adapted import adapters_type, model_type
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 
@@ -71,7 +71,7 @@ def _offload(part: str) -> Callable[[Job], object]:
 ADAPTERS = {
     "single": (*OF_TRANSFORMERS, "torchtune", "litgpt"),
     "ddp": OF_TRANSFORMERS,
-    "fsdp1": ("litgpt",),
+    "fsdp1": (*OF_TRANSFORMERS, "litgpt"),
     "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
     "deepspeed": OF_TRANSFORMERS,
 }
@@ -88,7 +88,18 @@ def _freezes(job: Job) -> bool:
 
 def _lora(job: Job) -> object:
     known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == job.layout.pp == 1
-    return None if job.lora is None or known else "set"
+    return None if job.lora is None or (known and (job.engine.name != "fsdp1" or _flattens(job))) else "set"
+
+
+def _flattens(job: Job) -> bool:
+    """FSDP1 joins adapters and base in one flat parameter where both have one type and ``use_orig_params`` lets it (torch
+    distributed/fsdp/_flat_param.py, _validate_tensors_to_flatten); PEFT's own policy, which wraps adapters apart, is not modelled."""
+    options = job.engine.options
+    one_type = adapters_type(job) == model_type(job)
+    original = options.get(
+        "use_orig_params", job.stack == "litgpt"
+    )  # Fabric's default (lightning/fabric/strategies/fsdp.py)
+    return one_type and bool(original) and options.get("auto_wrap_policy") in (None, "Block")
 
 
 def _knows(job: Job, engines: tuple[str, ...]) -> bool:

@@ -19,6 +19,7 @@ __all__ = ["OPTIONS", "Option", "Status", "not_modelled", "read_options"]
 # The value at which an option that is not modelled changes nothing, where that is not false: its engine's own default.
 _AT_REST: Mapping[str, object] = {
     "allgather_partitions": True,
+    "auto_wrap_policy": "Block",
     "autocast_adapter_dtype": True,
     "backward_prefetch": "backward_pre",
     "batch_p2p_comm": True,

@@ -26,12 +26,12 @@ _FSDP = table(
             # Read into zero_stage, shard_group and recompute, or held against them.
             # Composer's mixed_precision says whose trainer it is; its types stand in precision.
             TEXT: "sharding_strategy mixed_precision",
-            FLAG: "activation_checkpointing sync_each_batch",
+            FLAG: "activation_checkpointing sync_each_batch use_orig_params",
             fields.choice("torch_crossentropy", "fused_crossentropy"): "loss_fn",
         },
         Status.NOT_MODELLED: {
             FLAG: """
-                limit_all_gathers forward_prefetch use_orig_params
+                limit_all_gathers forward_prefetch
                 activation_checkpointing_reentrant sync_module_states cpu_ram_efficient_loading keep_low_precision_grads
                 cast_forward_inputs cast_root_forward_inputs use_torch_fsdp2 simple_fsdp
                 optimizer_created_before_sharding te_linears reshard_after_backward""",
