@@ -5,8 +5,10 @@ import pytest
 from ullage.engines.base import context_of
 from ullage.frozen import replace
 from ullage.job.adapted import graph_of
+from ullage.job.job import Loss
 from ullage.job.read import read_job
-from ullage.planner.costs import GridCosts
+from ullage.planner.costs import GridCosts, LeastCosts, ShapeCosts
+from ullage.planner.space import FULL, NONE
 from ullage.timing.blocks import pass_s
 from ullage.timing.ops import block_work
 
@@ -34,3 +36,42 @@ def test_it_grows_as_the_block_does(changes: dict, micro_batch: int) -> None:
         exact_back = sum(pass_s(one.backward, costs.place, backward=True) for one in work)
         assert forward.seconds(micro_batch) == pytest.approx(exact, rel=1e-6)
         assert backward.seconds(micro_batch) == pytest.approx(exact_back, rel=1e-6)
+
+
+EXPERTS = MEGATRON | {"model": "qwen3-30b-a3b", "cluster": "4x8xH100-SXM-80GB", "layout": {"dp": 16, "tp": 2, "ep": 4}}
+
+
+def test_experts_of_as_many_tokens_take_as_long_in_any_grid() -> None:
+    """Grids that share what they know of their experts find what each finds by itself."""
+    job = read_job(JOB | EXPERTS)
+    graph = graph_of(job)
+    shared: dict[object, float] = {}
+    for cp, tp, ep, sp in (
+        (1, 1, 4, False),
+        (2, 1, 4, False),
+        (4, 1, 4, False),
+        (1, 2, 4, False),
+        (1, 2, 4, True),
+        (2, 2, 8, True),
+    ):
+        layout = replace(job.layout, dp=32 // (tp * cp), cp=cp, tp=tp, ep=ep, sp=sp)
+        one = replace(job, layout=layout)
+        together = GridCosts(one, graph, experts_s=shared)
+        for micro_batch in (1, 2, 4, 8, 3):
+            assert together.least_s(micro_batch) == GridCosts(one, graph).least_s(micro_batch)
+    assert len(shared) < 6 * 5
+
+
+def test_a_shape_whose_loss_is_open_is_no_more_than_under_any() -> None:
+    job = read_job(JOB | MEGATRON)
+    graph = graph_of(job)
+    losses = (Loss(kind="vocab-parallel"), Loss(kind="vocab-parallel-fused"))
+    first = GridCosts(replace(job, loss=losses[0]), graph)
+    under = [ShapeCosts(one, one.job) for one in (first, GridCosts(replace(job, loss=losses[1]), graph, first))]
+    least = LeastCosts(under)
+    for kind in range(len(first.kinds)):
+        assert least.blocks[kind].forward_s == min(one.blocks[kind].forward_s for one in under)
+        assert least.blocks[kind].backward_s == min(one.blocks[kind].backward_s for one in under)
+        for recompute in (NONE, FULL):
+            assert least.kept(recompute)[kind] == min(one.kept(recompute)[kind] for one in under)
+    assert least.whole_s < max(one.whole_s for one in under)

@@ -43,11 +43,12 @@ class Least:
     """The least that any engine of a class keeps and sends; seconds are of one micro-batch.
 
     wire_s: of each kind of block, its parameters and gradients; of a mean layer, of what is before layers, of what is behind.
-    exchanged_s: by replicas, of the rank that sends most.
+    exchanged_s: by replicas, of the rank that sends most. states_bytes: between two steps, of all ranks together.
     """
 
     dense: BytesPerElement
     experts: BytesPerElement
+    states_bytes: float
     wire_s: Sequence[float]
     mean_wire_s: float
     first_wire_s: float
@@ -81,6 +82,9 @@ def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
     )
     gathered = sharded and not resident(jobs[0])
     wires = [wire_bound_s(grid, job) for job in jobs] if gathered else [[0.0] * len(grid.kinds)]
+    numel = [sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1)]
+    if jobs[0].layout.pp == 1:
+        numel[0] -= grid.tied
     exchanged_s = 0.0
     if not sharded and reduces_each:
         exchanged_s = min(_exchanged_s(grid, job) for job in jobs)
@@ -91,6 +95,7 @@ def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
     return Least(
         dense=dense,
         experts=experts,
+        states_bytes=numel[0] * dense.kept + numel[1] * experts.kept,
         wire_s=wire_s,
         mean_wire_s=sums["layer"] / grid.graph.layers,
         first_wire_s=sums["embedding"],

@@ -22,13 +22,13 @@ from ullage.memory.block import GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_bytes
 from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
-from ullage.model.graph import Block, Graph, Param, Run
+from ullage.model.graph import ROUTED, Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
 from ullage.planner.knapsack import Chosen, Groups, front
 from ullage.planner.space import NONE
 from ullage.timing import states
 from ullage.timing.again import work_again
-from ullage.timing.machine import exchange_cost
+from ullage.timing.machine import axis_group, exchange_cost
 from ullage.timing.ops import block_work, dense_work, experts_work
 from ullage.timing.stage import place_of, send_s
 from ullage.timing.work import Exchange, OpWork
@@ -57,12 +57,21 @@ class BlockCost:
 class GridCosts:
     """The kinds of block of a graph under one grid, for one sequence and for two.
 
+    experts_s: seconds of experts, known to all grids of the graph.
     like: the same grid with another loss; the blocks without one are its. beside: the same tensor, sequence and context parallelism and the
     same loss with other expert parallelism: the blocks without experts are its, and of the others the ops that are the same.
     """
 
-    def __init__(self, job: Job, graph: Graph, like: GridCosts | None = None, beside: GridCosts | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        graph: Graph,
+        like: GridCosts | None = None,
+        beside: GridCosts | None = None,
+        experts_s: dict[object, float] | None = None,
+    ) -> None:
         self.job, self.graph = job, graph
+        self._experts_s = {} if experts_s is None else experts_s
         self._like, self._beside = like, beside
         self.place = place_of(job, self.contexts[0])
         self.kinds = kinds(graph)
@@ -110,7 +119,18 @@ class GridCosts:
         """All blocks, forward and backward: no less than their matmuls, attention and exchanges."""
         if not self.has_experts:
             return self.dense_s(micro_batch)
-        return self.dense_s(micro_batch) + self._sum_s(self._experts, micro_batch)
+        key = self._routed(micro_batch)
+        if key not in self._experts_s:
+            self._experts_s[key] = self._sum_s(self._experts, micro_batch)
+        return self.dense_s(micro_batch) + self._experts_s[key]
+
+    def _routed(self, micro_batch: int) -> object:
+        """What seconds of experts depend on: rows that are sent to them, by whom. Where experts do not share them evenly, also of how many
+        sequences, since rows of each then do not grow evenly (growing.py)."""
+        layout = self.job.layout
+        sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp
+        rows, experts = (self.contexts[0].size(dim) for dim in (ROUTED, "experts"))
+        return (*sent_to, rows * micro_batch, 0 if rows % experts == 0 else rows)
 
     def dense_s(self, micro_batch: int) -> float:
         """All blocks without their experts, likewise: computed once for all expert parallelism."""
@@ -179,6 +199,11 @@ class GridCosts:
             for block in self.kinds
         ]
 
+    @cached_property
+    def own_kinds(self) -> list[int]:
+        """Kinds that another loss changes."""
+        return [kind for kind, block in enumerate(self.kinds) if self._like is None or _has_loss(block)]
+
     def _numels(self, block: Block) -> tuple[int, int]:
         """Elements of a block's parameters on one rank, dense ones and experts'."""
         params = [param for param in block.params if not param.buffer]
@@ -217,15 +242,19 @@ class GridCosts:
 
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
         """What one more block of this kind in a chunk leaves behind after a forward: at least nothing."""
+        first, each = self.kept(kind, recompute)
+        return max(0, first + each * (micro_batch - 1))
+
+    def kept(self, kind: int, recompute: Recompute) -> tuple[int, int]:
+        """The same of one sequence, and what each sequence more adds."""
         known = self._known[kind]
         if known is not None:
-            return known.kept_bytes(kind, recompute, micro_batch)
+            return known.kept(kind, recompute)
         key = (kind, recompute.kind, recompute.modules)
         if key not in self._kept:
             one, two = (_kept_bytes(self.kinds[kind], context, recompute) for context in self.contexts)
             self._kept[key] = (one, two - one)
-        first, each = self._kept[key]
-        return max(0, first + each * (micro_batch - 1))
+        return self._kept[key]
 
 
 def _has_loss(block: Block) -> bool:
@@ -274,7 +303,7 @@ class ShapeCosts:
     @cached_property
     def groups(self) -> list[list[Chosen]]:
         """Of each group of modules that share no tensor the sets of them, the empty one first."""
-        return self.grid.groups.measured(self)
+        return self.grid.groups.measured(self.micro_batch)
 
     @cached_property
     def selections(self) -> tuple[Chosen, ...]:
@@ -344,8 +373,12 @@ class LeastCosts(ShapeCosts):
     def kept(self, recompute: Recompute) -> list[int]:
         key = (recompute.kind, recompute.modules)
         if key not in self._kept:
-            each = [one.kept(recompute) for one in self.under]
-            self._kept[key] = [min(some) for some in zip(*each, strict=True)]
+            found = list(self.under[0].kept(recompute))
+            for other in self.under[1:]:
+                for kind in other.grid.own_kinds:
+                    how = recompute if self.is_layer[kind] else NONE
+                    found[kind] = min(found[kind], other.grid.kept_bytes(kind, how, self.micro_batch))
+            self._kept[key] = found
         return self._kept[key]
 
 

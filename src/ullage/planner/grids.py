@@ -15,10 +15,16 @@ Grid = tuple[GridCosts, ...]
 
 
 class Grids:
-    """Choices of the degrees that divide blocks which differ in expert parallelism alone. refuse: of one that a check refuses."""
+    """Choices of the degrees that divide blocks which differ in expert parallelism alone.
 
-    def __init__(self, base: Base, refuse: Callable[[Job, UllageError], None]) -> None:
+    refuse: of one that a check refuses. experts_s: seconds of experts (``GridCosts``), known to all grids of the base.
+    """
+
+    def __init__(
+        self, base: Base, refuse: Callable[[Job, UllageError], None], experts_s: dict[object, float] | None = None
+    ) -> None:
         self._base, self._refuse = base, refuse
+        self._experts_s = {} if experts_s is None else experts_s
         self._open: list[list[Job]] = []
         self._known: list[Grid] = []
 
@@ -46,11 +52,12 @@ class Grids:
             if broken is not None:  # whatever the pipeline
                 self._refuse(job, broken.error())
                 continue
-            found.append(GridCosts(job, self._base.graph, found[0] if found else None, beside.get(job.loss)))
+            like = found[0] if found else None
+            found.append(GridCosts(job, self._base.graph, like, beside.get(job.loss), self._experts_s))
         return tuple(found)
 
 
-def least(grid: Grid, ask: Callable[[GridCosts], float]) -> float:
+def least_of_losses(grid: Grid, ask: Callable[[GridCosts], float]) -> float:
     """Of a grid's losses the least of those that can be told."""
     found: list[float] = []
     for one in grid:

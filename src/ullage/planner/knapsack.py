@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ullage.frozen import frozen
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
 from ullage.kernels.stacks import Modules
@@ -21,13 +20,12 @@ from ullage.model.graph import Block
 from ullage.planner.space import NONE, of_modules, subsets
 
 if TYPE_CHECKING:
-    from ullage.planner.costs import GridCosts, ShapeCosts
+    from ullage.planner.costs import GridCosts
 
 
-@frozen
-class Chosen:
+class Chosen(NamedTuple):
     """A set of modules. Of each kind of layer, the seconds of its recomputation and the bytes that it leaves behind more than one that
-    recomputes nothing."""
+    recomputes nothing. A search makes a hundred thousand."""
 
     modules: frozenset[str]
     again_s: tuple[float, ...]
@@ -43,45 +41,49 @@ Cost = tuple[float, ...]
 
 
 class Groups:
-    """The modules of a grid in groups that share no tensor: what of each group may run again, and what that leaves behind.
+    """The modules of a grid in groups that share no tensor: what of each group may run again, and what that takes and leaves.
 
-    layers: kinds of block that are layers. A choice of a group is its modules, and the place of its bytes in ``of``.
+    layers: kinds of block that are layers.
     """
 
     def __init__(self, grid: GridCosts, modules: Modules) -> None:
         self.layers = [kind for kind, block in enumerate(grid.kinds) if block.role == "layer"]
-        self.names = sorted(modules.names)
-        self._grid = grid
-        self._choices = [[sorted(names) for names in subsets(group, modules)] for group in groups(grid, modules)]
-        self._singly = [of_modules([name]) for name in self.names]
-        self._how = [[of_modules(names) if names else NONE for names in some] for some in self._choices]
-
-    def measured(self, costs: ShapeCosts) -> list[list[Chosen]]:
-        """Of each group its sets, the empty one first."""
-        plain = costs.kept(NONE)
-        singly = {
-            name: [costs.again_s(kind, one) for kind in self.layers]
-            for name, one in zip(self.names, self._singly, strict=True)
-        }
-        return [
-            [self._measured(costs, names, how, plain, singly) for names, how in zip(some, each, strict=True)]
-            for some, each in zip(self._choices, self._how, strict=True)
+        self._again = [[grid.again(kind, of_modules([name])) for kind in self.layers] for name in modules.names]
+        number = {name: at for at, name in enumerate(modules.names)}
+        plain = [grid.kept(kind, NONE) for kind in self.layers]
+        self._choices = [
+            [
+                (names, sorted(number[name] for name in names), self._left(grid, of_modules(names), plain))
+                for names in subsets(group, modules)
+                if names
+            ]
+            for group in groups(grid, modules)
         ]
 
-    def _measured(
-        self,
-        costs: ShapeCosts,
-        names: Sequence[str],
-        how: Recompute,
-        plain: Sequence[int],
-        singly: dict[str, list[float]],
-    ) -> Chosen:
-        kept = costs.kept(how)
-        return Chosen(
-            modules=frozenset(names),
-            again_s=tuple(sum([singly[name][at] for name in names]) for at in range(len(self.layers))),
-            left_bytes=tuple(kept[kind] - plain[kind] for kind in self.layers),
-        )
+    def _left(self, grid: GridCosts, how: Recompute, plain: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of each kind of layer the bytes of one sequence, and of each one more."""
+        kept = (grid.kept(kind, how) for kind in self.layers)
+        return [(first - of_plain, each - more) for (first, each), (of_plain, more) in zip(kept, plain, strict=True)]
+
+    def measured(self, micro_batch: int) -> list[list[Chosen]]:
+        """Of each group its sets, the empty one first."""
+        more, kinds = micro_batch - 1, range(len(self.layers))
+        singly = [[one.seconds(micro_batch) for one in each] for each in self._again]
+        nothing = Chosen(frozenset(), (0.0,) * len(self.layers), (0,) * len(self.layers))
+        return [
+            [
+                nothing,
+                *(
+                    Chosen(
+                        names,
+                        tuple([sum([singly[one][kind] for one in numbers]) for kind in kinds]),
+                        tuple([first + each * more for first, each in left]),
+                    )
+                    for names, numbers, left in some
+                ),
+            ]
+            for some in self._choices
+        ]
 
 
 def front(measured: Iterable[Sequence[Chosen]]) -> tuple[Chosen, ...]:
@@ -101,11 +103,7 @@ def front(measured: Iterable[Sequence[Chosen]]) -> tuple[Chosen, ...]:
         return ()
     kinds = len(found[0][0]) // 2
     ordered = sorted(found, key=lambda one: (sum(one[0][:kinds]), sorted(one[1])))
-    return tuple(
-        Chosen(modules=names, again_s=cost[:kinds], left_bytes=tuple(map(int, cost[kinds:])))
-        for cost, names in ordered
-        if names
-    )
+    return tuple(Chosen(names, cost[:kinds], tuple(map(int, cost[kinds:]))) for cost, names in ordered if names)
 
 
 def _unbeaten(sets: Iterable[tuple[Cost, frozenset[str]]]) -> list[tuple[Cost, frozenset[str]]]:

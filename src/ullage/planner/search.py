@@ -38,7 +38,7 @@ from ullage.planner.bounds import (
 )
 from ullage.planner.costs import LeastCosts, ShapeCosts
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
-from ullage.planner.grids import Grid, Grids, least
+from ullage.planner.grids import Grid, Grids, least_of_losses
 from ullage.planner.space import FULL, NONE, Family, Space, Split, layer_by_layer
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
@@ -139,7 +139,7 @@ class Search:
     def _unlowered(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
         """A shape by the value where all ranks share what is known of its work before it is lowered."""
         try:
-            seconds = least(grid, lambda one: one.least_s(job.data.micro_batch))
+            seconds = least_of_losses(grid, lambda one: one.least_s(job.data.micro_batch))
         except (Unsupported, Infeasible) as error:
             self._refuse(job, error, len(grid) * self.space.count(base, job))
             return
@@ -187,6 +187,10 @@ class Search:
         for _, some in groupby(sorted(engines, key=alike), alike):
             alikes = tuple(some)
             least = least_of(costs.grid, alikes)
+            if least.states_bytes > pipe.ranks * self._room[id(base)].room_bytes:
+                families = sum(self.space.count_families(base, job))
+                self.counts.infeasible += len(costs.under) * len(alikes) * families
+                continue
             seconds = max(pipeline.even_s, least.sent_s(costs.grid, pipe))
             look = partial(self._balanced, pipeline, alikes, pipe, least, seconds)
             self._push(max(value, self._value(job, seconds)), look)
@@ -452,6 +456,7 @@ class Search:
     def _grids(self, base: Base) -> Iterator[Grids]:
         """Degrees that divide blocks, under each loss; together those that differ in expert parallelism alone."""
         found: dict[object, Grids] = {}
+        experts_s: dict[object, float] = {}
         for jobs in self.space.grids(base):
             strategies = sum(self.space.sizes(base, jobs[0]).values())
             self.counts.space += len(jobs) * strategies
@@ -459,14 +464,14 @@ class Search:
                 layout = jobs[0].layout
                 key = layout.tp, layout.cp, layout.sp
                 if key not in found:
-                    found[key] = Grids(base, partial(self._refuse, strategies=strategies))
+                    found[key] = Grids(base, partial(self._refuse, strategies=strategies), experts_s)
                 found[key].add(jobs)
         yield from found.values()
 
 
 def _dense_s(grid: Grid, job: Job) -> float:
     """Of what no expert does, whatever the loss."""
-    return least(grid, lambda one: one.dense_s(job.data.micro_batch))
+    return least_of_losses(grid, lambda one: one.dense_s(job.data.micro_batch))
 
 
 def _under_loss(cut: Cut, costs: ShapeCosts) -> Cut:
