@@ -14,6 +14,7 @@ from torch import distributed
 
 from ullage.errors import OutOfMemory
 from ullage.memory.allocator_blocks import segment_bytes
+from ullage.train.heap import give_back_what_is_freed
 from ullage.units import KIB
 
 _ON_CPU = re.compile(r"DefaultCPUAllocator: .{0,60}tried to allocate (\d+) bytes")
@@ -35,6 +36,7 @@ def limited(budget_bytes: int | None, device: torch.device) -> Iterator[None]:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
     else:
+        give_back_what_is_freed()
         before = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, before[1]))
         try:

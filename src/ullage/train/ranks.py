@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from ullage.errors import InvalidInput, UllageError
+from ullage.train.heap import keep_what_is_freed
 from ullage.train.places import Place, place
 
 _LINES = 12
@@ -67,6 +68,7 @@ def joined(found: Place, world: int) -> Iterator[None]:
         torch.cuda.set_device(device)
     else:
         _use_cores(found.local_world)
+        keep_what_is_freed()
     os.environ.update(MASTER_ADDR=found.master, MASTER_PORT=str(found.port), LOCAL_RANK=str(found.local_rank))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # gloo reduces what is offloaded
     distributed.init_process_group(backend, rank=found.rank, world_size=found.world)
