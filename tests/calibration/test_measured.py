@@ -103,6 +103,23 @@ def test_sharded_steps_wait_for_what_is_sent(tmp_path: Path) -> None:
     assert found["shard"] > whole["dp"] > 0
 
 
+def test_an_engines_own_python_is_of_each_block_that_it_wraps(tmp_path: Path) -> None:
+    slow = calibration().replace("overlap = 0.0", "overlap = 0.0\nsharded_layer_s = 1e-3\nsplit_layer_s = 2e-3")
+    written(tmp_path, slow, name="slow.toml")
+    data = {"seq_len": 256, "grad_accum": 3}
+    for engine, layout, part, seconds in (
+        ("fsdp2", {}, "shard", 4e-3),
+        ("fsdp2", {"tp": 2}, "tp", 8e-3),
+        ("ddp", {}, "dp", 0),
+    ):
+        keys = {"engine": {"name": engine}, "layout": layout, "data": data}
+        quick = job(tmp_path, 2, **keys)
+        device = {"device": str(tmp_path / "slow.toml"), "gpus_per_node": 2}
+        slower = read_job({"model": MODEL, "precision": "fp32", **keys, "cluster": device})
+        more = dict(step_time(slower).parts)[part] - dict(step_time(quick).parts)[part]
+        assert more == pytest.approx(3 * seconds)  # embedding, two layers and head, in three micro-batches
+
+
 def test_more_processes_have_slower_cores(tmp_path: Path) -> None:
     """The rates of the run with as many processes as the job has."""
     one, two = (dict(step_time(job(tmp_path, ranks, engine={"name": "ddp"})).parts) for ranks in (1, 2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ullage.bench.clock import Task
+from ullage.bench.clock import COPIES, Pool, Task, in_turn
 
 HEADS = 8
 
@@ -30,19 +30,23 @@ class Point:
         return forward * (2.5 if self.backward else 1.0) / (2 if self.causal else 1)
 
 
-def point(
-    dtype: str, torch_dtype: torch.dtype, head_dim: int, seq: int, device: torch.device, *, causal: bool, backward: bool
-) -> Point:
-    def made() -> Callable[[], object]:
-        # as layer code hands them over: heads and positions exchanged in a view
-        q, k, v = (
-            torch.randn(1, seq, HEADS, head_dim, device=device).to(torch_dtype).transpose(1, 2).requires_grad_()
-            for _ in range(3)
-        )
-        if not backward:
-            return lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def point(dtype: str, pool: Pool, head_dim: int, seq: int, *, causal: bool, backward: bool) -> Point:
+    """pool: of that type."""
+
+    def heads() -> torch.Tensor:
+        """As layer code hands them over: heads and positions exchanged in a view."""
+        return pool.view(1, seq, HEADS, head_dim).transpose(1, 2).detach().requires_grad_()
+
+    def forward() -> object:
+        return functional.scaled_dot_product_attention(heads(), heads(), heads(), is_causal=causal)
+
+    def back() -> Callable[[], object]:
+        q, k, v = heads(), heads(), heads()
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        gradient = torch.randn_like(out)
+        gradient = heads().detach()
         return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+    def made() -> Callable[[], object]:
+        return in_turn([back() for _ in range(COPIES)]) if backward else forward
 
     return Point(dtype=dtype, head_dim=head_dim, causal=causal, backward=backward, seq=seq, task=Task(prepared=made))

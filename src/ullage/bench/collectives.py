@@ -4,41 +4,69 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import distributed
 
-from ullage.bench.clock import Clock, Task
+from ullage.bench.clock import Clock, Pool, Task, task_of
 from ullage.hardware.curve import Kind
 from ullage.units import MIB
 
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_SQUARE = (512, 512)
+_LEAST_S = 1e-6
 _ROUNDS = 5
 _OVERLAP_BYTES = 8 * MIB
 
 
-def task(kind: Kind, payload_bytes: int, device: torch.device) -> Task:
-    """payload_bytes: the whole tensor, gathered or not yet scattered; of all_to_all, what one rank sends."""
-    ranks = distributed.get_world_size()
-    numel = max(ranks, payload_bytes // 4 // ranks * ranks)
+@dataclass(kw_only=True)
+class Sent:
+    """payload_bytes of one kind, each after a matrix product, as in a step: links and threads have gone to sleep, caches hold other
+    things, and ranks arrive one after the other. product: that product alone."""
 
+    kind: Kind
+    payload_bytes: int
+    task: Task
+    product: Task
+
+    def seconds(self, found: dict[int, float]) -> float:
+        """found: of tasks. What the collective adds to the product."""
+        return max(_LEAST_S, found[id(self.task)] - found[id(self.product)])
+
+
+def product_task(pool: Pool) -> Task:
+    return task_of(_product(pool))
+
+
+def sent(kind: Kind, payload_bytes: int, pool: Pool, product: Task) -> Sent:
+    """payload_bytes: the whole tensor, gathered or not yet scattered; of all_to_all, what one rank sends. pool: of fp32."""
+    computed, send = _product(pool), _sender(kind, payload_bytes, pool)
+
+    def run() -> None:
+        computed()
+        send()
+
+    return Sent(kind=kind, payload_bytes=payload_bytes, task=task_of(run), product=product)
+
+
+def _product(pool: Pool) -> Callable[[], object]:
+    return lambda: pool.view(*_SQUARE) @ pool.view(*_SQUARE)
+
+
+def _sender(kind: Kind, payload_bytes: int, pool: Pool) -> Callable[[], object]:
+    ranks = distributed.get_world_size()
+    part = max(1, payload_bytes // 4 // ranks)
     # torch 2.13 calls them by new names, and warns of the old ones
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-
-    def made() -> Callable[[], object]:
-        whole = torch.zeros(numel, device=device)
-        part = torch.zeros(numel // ranks, device=device)
-        if kind == "all_reduce":
-            return lambda: distributed.all_reduce(whole)
-        if kind == "all_gather":
-            return lambda: gather(whole, part)
-        if kind == "reduce_scatter":
-            return lambda: scatter(part, whole)
-        received = torch.empty_like(whole)
-        return lambda: distributed.all_to_all_single(received, whole)
-
-    return Task(prepared=made)
+    if kind == "all_reduce":
+        return lambda: distributed.all_reduce(pool.view(part * ranks))
+    if kind == "all_gather":
+        return lambda: gather(pool.view(part * ranks), pool.view(part))
+    if kind == "reduce_scatter":
+        return lambda: scatter(pool.view(part), pool.view(part * ranks))
+    return lambda: distributed.all_to_all_single(pool.view(part * ranks), pool.view(part * ranks))
 
 
 def overlap(clock: Clock, device: torch.device) -> float:

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from ullage.bench.clock import Clock, Task
+from ullage.bench.clock import Clock, Pool, Task, task_of
 from ullage.hardware.measured import Direction, Multiplied
 
 BATCH = 8
@@ -61,7 +61,7 @@ class Grid:
         ]
         return max((one for one in below if one in known), key=self.flops)
 
-    def plan(self, clock: Clock, dtype: torch.dtype, longest_s: float) -> None:
+    def plan(self, clock: Clock, pool: Pool, longest_s: float) -> None:
         """Makes the tasks, the same ones on every rank, from one call of each. longest_s: what a call may take."""
         rates: dict[tuple[int, int, int], float] = {}
         for shape in self.shapes():
@@ -69,30 +69,17 @@ class Grid:
             if self.flops(shape) / guess > longest_s:
                 rates[shape] = guess
                 continue
-            made = _maker(self.direction, shape, clock.device, dtype)
-            rates[shape] = self.flops(shape) / clock.tried(made())
-            self.tasks[shape] = Task(prepared=made)
+            run = _run(self.direction, shape, pool)
+            rates[shape] = self.flops(shape) / clock.tried(run)
+            self.tasks[shape] = task_of(run)
 
 
-def _maker(
-    direction: Direction, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
-) -> Callable[[], Callable[[], object]]:
+def _run(direction: Direction, shape: tuple[int, int, int], pool: Pool) -> Callable[[], object]:
     m, n, k = shape
-
-    def drawn(*size: int) -> torch.Tensor:
-        return torch.randn(*size, device=device).to(dtype)
-
-    def made() -> Callable[[], object]:
-        if direction == "forward":  # x [m, k] by the weight [n, k]
-            x, weight = drawn(m, k), drawn(n, k)
-            return lambda: x @ weight.T
-        if direction == "dgrad":  # the output's gradient [m, k] by the weight [k, n]
-            gradient, weight = drawn(m, k), drawn(k, n)
-            return lambda: gradient @ weight
-        if direction == "wgrad":  # the output's gradient [k, m] by x [k, n]
-            gradient, x = drawn(k, m), drawn(k, n)
-            return lambda: gradient.T @ x
-        one, other = drawn(BATCH, m, k), drawn(BATCH, k, n)
-        return lambda: torch.bmm(one, other)
-
-    return made
+    if direction == "forward":  # x [m, k] by the weight [n, k]
+        return lambda: pool.view(m, k) @ pool.view(n, k).T
+    if direction == "dgrad":  # the output's gradient [m, k] by the weight [k, n]
+        return lambda: pool.view(m, k) @ pool.view(k, n)
+    if direction == "wgrad":  # the output's gradient [k, m] by x [k, n]
+        return lambda: pool.view(k, m).T @ pool.view(k, n)
+    return lambda: torch.bmm(pool.view(BATCH, m, k), pool.view(BATCH, k, n))

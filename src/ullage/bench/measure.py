@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -13,12 +13,12 @@ from statistics import median
 import torch
 from torch import distributed
 
-from ullage.bench import collectives, traffic
+from ullage.bench import collectives, engines, traffic
 from ullage.bench.attention import Point, point
-from ullage.bench.clock import Clock, Task, slowest_of_ranks
-from ullage.bench.matmul import Grid
+from ullage.bench.clock import Clock, Pool, Task, slowest_of_ranks
+from ullage.bench.matmul import BATCH, Grid
 from ullage.bench.settings import Extent, extent
-from ullage.hardware.curve import Kind, Samples
+from ullage.hardware.curve import Samples
 from ullage.hardware.measured import Attended, Direction, Measured, Moved
 from ullage.units import MIB
 
@@ -32,18 +32,26 @@ _LEAST_ROUNDS = 2
 
 @dataclass(kw_only=True)
 class _Plan:
-    """Everything that is timed. moved, sent: what is counted of each task."""
+    """Everything that is timed. moved: what is counted of each task."""
 
     grids: list[Grid] = field(default_factory=list)
     moved: list[tuple[str, bool, int, float, Task]] = field(default_factory=list)  # kind, backward, ops, bytes, task
     points: list[Point] = field(default_factory=list)
-    sent: list[tuple[Kind, int, Task]] = field(default_factory=list)
+    sent: list[collectives.Sent] = field(default_factory=list)
+    products: list[Task] = field(default_factory=list)
+    engines: list[Task] = field(default_factory=list)  # alone, sharded, split
+
+    def by_table(self) -> list[list[Task]]:
+        tables = [
+            [task for grid in self.grids for task in grid.tasks.values()],
+            [task for *_, task in self.moved],
+            [one.task for one in self.points],
+            self.products + [one.task for one in self.sent] + self.engines,
+        ]
+        return [table for table in tables if table]
 
     def tasks(self) -> list[Task]:
-        found = [task for grid in self.grids for task in grid.tasks.values()]
-        found += [task for *_, task in self.moved]
-        found += [one.task for one in self.points]
-        return found + [task for *_, task in self.sent]
+        return [task for table in self.by_table() for task in table]
 
 
 def measured(device: str, quick: bool) -> Measured | None:
@@ -63,6 +71,7 @@ def measured(device: str, quick: bool) -> Measured | None:
     seconds = dict(zip(map(id, tasks), slowest_of_ranks(tasks, on), strict=True))
     share = collectives.overlap(clock, on) if distributed.is_initialized() else 1.0
     host = collectives.host_link(on) if device == "cuda" else None
+    sent = tuple(_sent(plan, seconds))
     if distributed.is_initialized() and distributed.get_rank():
         return None
     return Measured(
@@ -71,13 +80,15 @@ def measured(device: str, quick: bool) -> Measured | None:
         source=f"ullage bench, torch {torch.__version__}",
         processes=_processes(),
         threads=torch.get_num_threads(),
-        spread=median(task.spread for task in tasks),
+        spread=max(median(task.spread for task in some) for some in plan.by_table()),
         overlap=share,
         process_bytes=process_bytes,
         matmuls=tuple(grid.result(seconds) for grid in plan.grids),
         traffic=tuple(_series(plan, seconds)),
         attention=tuple(_attended(plan, seconds)),
-        collectives=tuple(_sent(plan, seconds)),
+        collectives=sent,
+        sharded_layer_s=_engine_s(plan, seconds, 1, {"all_gather": 2, "reduce_scatter": 1}, sent),
+        split_layer_s=_engine_s(plan, seconds, 2, engines.SPLIT_SENDS, sent),
         host_bytes_per_s=host,
     )
 
@@ -107,34 +118,46 @@ def _planned(told: Extent, clock: Clock, *, quick: bool) -> _Plan:
         if quick and name == "fp16":
             continue
         slow = on_cpu and name == "fp16"
+        pool = Pool(device, dtype, _pool_bytes(told, dtype))
         for direction in _DIRECTIONS:
             batched = direction == "batched"
             m, n, k = (told.batched,) * 3 if batched else (told.m, told.n, told.k)
             grid = Grid(dtype=name, direction=direction, m=m, n=n, k=k)
-            grid.plan(clock, dtype, _LONGEST_FP16_S if slow else _LONGEST_S)
+            grid.plan(clock, pool, _LONGEST_FP16_S if slow else _LONGEST_S)
             plan.grids.append(grid)
         if not slow:
             plan.points += [
-                point(name, dtype, head_dim, seq, device, causal=causal, backward=backward)
+                point(name, pool, head_dim, seq, causal=causal, backward=backward)
                 for head_dim in told.head_dims
                 for causal in (True, False)
                 for backward in (False, True)
                 for seq in told.seq
             ]
+    pool = Pool(device, torch.float32, max(_POOL_BYTES, 2 * told.moved_bytes[-1]))
     for kind in traffic.KINDS:
         for size in told.moved_bytes:
-            counted, task = traffic.task(kind, size, device)
+            counted, task = traffic.task(kind, size, pool)
             plan.moved.append((kind.kind, kind.backward, kind.ops, counted, task))
     for numel in told.optimizer_numel:
         counted, task = traffic.optimizer_task(numel, device)
         plan.moved.append(("optimizer", False, 1, counted, task))
     if distributed.is_initialized():
+        plan.engines = [engines.alone(device), engines.sharded(device), engines.split(device)]
+        product = collectives.product_task(pool)
+        plan.products.append(product)
         plan.sent = [
-            (kind, size, collectives.task(kind, size, device))
-            for kind in collectives.KINDS
-            for size in told.payload_bytes
+            collectives.sent(kind, size, pool, product) for kind in collectives.KINDS for size in told.payload_bytes
         ]
     return plan
+
+
+def _pool_bytes(told: Extent, dtype: torch.dtype) -> int:
+    """Both operands of the largest product, and more than caches hold."""
+    largest = max(told.m[-1] * max(told.n[-1], told.k[-1]), told.n[-1] * told.k[-1], BATCH * told.batched[-1] ** 2)
+    return max(_POOL_BYTES, 2 * largest * dtype.itemsize)
+
+
+_POOL_BYTES = 128 * MIB
 
 
 def _series(plan: _Plan, seconds: dict[int, float]) -> Iterator[Moved]:
@@ -166,14 +189,28 @@ def _attended(plan: _Plan, seconds: dict[int, float]) -> Iterator[Attended]:
 
 
 def _sent(plan: _Plan, seconds: dict[int, float]) -> Iterator[Samples]:
-    for kind in dict.fromkeys(kind for kind, *_ in plan.sent):
-        found = [(size, seconds[id(task)]) for one, size, task in plan.sent if one == kind]
+    for kind in collectives.KINDS if plan.sent else ():
+        found = [(one.payload_bytes, one.seconds(seconds)) for one in plan.sent if one.kind == kind]
+        rising = [
+            min(second for _, second in found[at:]) for at in range(len(found))
+        ]  # slower than a larger one: noise
         yield Samples(
             kind=kind,
             ranks=distributed.get_world_size(),
             payload_bytes=tuple(float(size) for size, _ in found),
-            seconds=tuple(second for _, second in found),
+            seconds=tuple(rising),
         )
+
+
+def _engine_s(
+    plan: _Plan, seconds: dict[int, float], at: int, sends: Mapping[str, int], sent: Sequence[Samples]
+) -> float:
+    """Of a layer, what the step under an engine takes beyond the one without, and beyond what it sends."""
+    if not plan.engines:
+        return 0.0
+    more = seconds[id(plan.engines[at])] - seconds[id(plan.engines[0])]
+    wire = sum(sends.get(one.kind, 0) * one.seconds[0] for one in sent)
+    return max(0.0, more / engines.LAYERS - wire)
 
 
 def _resident_bytes() -> int:

@@ -28,7 +28,7 @@ def _powers(*exponents: int) -> tuple[int, ...]:
 
 _CPU = Extent(
     rounds=6,
-    seconds=30.0,
+    seconds=20.0,
     m=_powers(7, 9, 11),
     n=_powers(7, 9, 11, 13),
     k=_powers(7, 9, 11),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ullage.bench.clock import Task
+from ullage.bench.clock import COPIES, Pool, Task, in_turn
 
 Run = Callable[[], object]
-Made = Callable[[], Run]
+Drawn = Callable[[], torch.Tensor]
+"""Makes one more of the tensors of a kind's size."""
 
 WIDTH = 512
 """Features of a row: a small model's hidden size."""
@@ -26,63 +27,73 @@ class Kind:
     backward: bool
     bytes: int
     ops: int
-    made: Callable[[torch.Tensor], Run]
+    made: Callable[[Drawn], Run]
     width: int = WIDTH
 
 
-def _multiplied(x: torch.Tensor) -> Run:
-    other = torch.randn_like(x)
-    return lambda: x * other
+def _multiplied(drawn: Drawn) -> Run:
+    one, other = drawn(), drawn()
+    return lambda: one * other
 
 
-def _multiplied_back(x: torch.Tensor) -> Run:
-    one, other = x.requires_grad_(), torch.randn_like(x).requires_grad_()
-    return _back(one * other, (one, other))
+def _multiplied_back(drawn: Drawn) -> Run:
+    one, other = drawn().requires_grad_(), drawn().requires_grad_()
+    return _back(one * other, (one, other), drawn())
 
 
-def _normed(x: torch.Tensor) -> Run:
+def _normed(drawn: Drawn) -> Run:
     """RMSNorm as layer code writes it: a square, its mean and a product; the row's own numbers do not count."""
-
-    def run() -> object:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-    return run
+    x = drawn()
+    return lambda: _norm(x)
 
 
-def _normed_back(x: torch.Tensor) -> Run:
-    x.requires_grad_()
-    return _back(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), (x,))
+def _normed_back(drawn: Drawn) -> Run:
+    x = drawn().requires_grad_()
+    return _back(_norm(x), (x,), drawn())
 
 
-def _softmax(x: torch.Tensor) -> Run:
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def _softmax(drawn: Drawn) -> Run:
+    x = drawn()
     return lambda: functional.log_softmax(x, -1)
 
 
-def _softmax_back(x: torch.Tensor) -> Run:
-    return _back(functional.log_softmax(x.requires_grad_(), -1), (x,))
+def _softmax_back(drawn: Drawn) -> Run:
+    x = drawn().requires_grad_()
+    return _back(functional.log_softmax(x, -1), (x,), drawn())
 
 
-def _loss(x: torch.Tensor) -> Run:
-    labels = torch.randint(x.shape[-1], (x.shape[0],), device=x.device)
+def _loss(drawn: Drawn) -> Run:
+    x = drawn()
+    labels = _labels(x)
     return lambda: functional.nll_loss(x, labels)
 
 
-def _loss_back(x: torch.Tensor) -> Run:
-    labels = torch.randint(x.shape[-1], (x.shape[0],), device=x.device)
-    return _back(functional.nll_loss(x.requires_grad_(), labels), (x,))
+def _loss_back(drawn: Drawn) -> Run:
+    x = drawn().requires_grad_()
+    loss = functional.nll_loss(x, _labels(x))
+    return _back(loss, (x,), torch.ones_like(loss))
 
 
-def _permuted(x: torch.Tensor) -> Run:
+def _labels(x: torch.Tensor) -> torch.Tensor:
+    return torch.randint(x.shape[-1], (x.shape[0],), device=x.device)
+
+
+def _permuted(drawn: Drawn) -> Run:
+    x = drawn()
     order = torch.randperm(x.shape[0], device=x.device)
     return lambda: x[order]
 
 
-def _copied(x: torch.Tensor) -> Run:
+def _copied(drawn: Drawn) -> Run:
+    x = drawn()
     return lambda: x.clone()
 
 
-def _back(result: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> Run:
-    gradient = torch.ones_like(result)
+def _back(result: torch.Tensor, leaves: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> Run:
     return lambda: torch.autograd.grad(result, leaves, gradient, retain_graph=True)
 
 
@@ -102,12 +113,12 @@ KINDS = (
 )
 
 
-def task(kind: Kind, counted_bytes: int, device: torch.device) -> tuple[float, Task]:
-    """Of about ``counted_bytes`` an op: what is counted exactly, and the task, whose seconds are of all the kind's ops."""
+def task(kind: Kind, counted_bytes: int, pool: Pool) -> tuple[float, Task]:
+    """Of about ``counted_bytes`` an op: what is counted exactly, and the task, whose seconds are of all the kind's ops. pool: of fp32."""
     rows = max(1, round(counted_bytes * kind.ops / kind.bytes / kind.width))
 
     def made() -> Run:
-        return kind.made(torch.randn(rows, kind.width, device=device))
+        return in_turn([kind.made(lambda: pool.view(rows, kind.width)) for _ in range(COPIES)])
 
     return rows * kind.width * kind.bytes / kind.ops, Task(prepared=made)
 

@@ -41,8 +41,11 @@ def _run(run: Measured) -> Iterator[str]:
     yield "\n[[run]]"
     yield f"processes = {run.processes}"
     yield f"threads = {run.threads}  # of each process"
-    yield f"spread = {run.spread:.4f}  # how much longer the median repeat took than the least, the median over all figures"
+    yield f"spread = {run.spread:.4f}  # how much longer the median repeat took than the least: the median of the table where it is most"
     yield f"overlap = {run.overlap:.4f}  # the share of a collective that computing of the same length hides"
+    if run.collectives:
+        yield f"sharded_layer_s = {run.sharded_layer_s:.3e}  # of FSDP2's own Python, a layer and step"
+        yield f"split_layer_s = {run.split_layer_s:.3e}  # of tensor parallelism's"
     if run.host_bytes_per_s is not None:
         there, back = run.host_bytes_per_s
         yield f"host = {{ to_device_bytes_per_s = {there:.4g}, to_host_bytes_per_s = {back:.4g} }}"

@@ -123,6 +123,13 @@ class _Table:
             raise InvalidInput("is no positive number", key=self.key(name), value=store.short(value))
         return float(value)
 
+    def least(self, name: str) -> float:
+        """A number from 0 on; 0 where it is left out."""
+        value = self._values.get(name, 0)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise InvalidInput("is no number from 0 on", key=self.key(name), value=store.short(value))
+        return float(value)
+
     def word(self, name: str, allowed: tuple[str, ...]) -> str:
         value = self.get(name, str)
         if value not in allowed:
@@ -214,6 +221,8 @@ def _run(run: _Table, place: str, date: str, source: str, process_bytes: int) ->
         traffic=run.each("memory", _moved),
         attention=run.each("attention", _attended),
         collectives=run.each("collective", _collective, least=len(_KINDS) if processes > 1 else 0),
+        sharded_layer_s=run.least("sharded_layer_s"),
+        split_layer_s=run.least("split_layer_s"),
         host_bytes_per_s=host,
     )
 

@@ -50,9 +50,10 @@ class Attended:
 class Measured:
     """A machine while ``processes`` of one job run on it, ``threads`` threads each.
 
+    sharded_layer_s, split_layer_s: what FSDP2's, and tensor parallelism's, own Python takes of a layer in a step, beyond what it sends.
     overlap: the share of a collective that is hidden behind computing of the same length, 0 to 1. host_bytes_per_s: to the device and
-    back, pinned; None where host and device are one. spread: how much longer the median repeat took than the least, the median over
-    all figures. file: where this was read from.
+    back, pinned; None where host and device are one. spread: how much longer the median repeat took than the least, the median of the table
+    where that is most. file: where this was read from.
     """
 
     file: str
@@ -67,6 +68,8 @@ class Measured:
     traffic: tuple[Moved, ...]
     attention: tuple[Attended, ...]
     collectives: tuple[Samples, ...] = ()
+    sharded_layer_s: float = 0.0
+    split_layer_s: float = 0.0
     host_bytes_per_s: tuple[float, float] | None = None
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
 from ullage.engines.base import flag
+from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
 from ullage.engines.pipeline import micro_batches_of_chunk
 from ullage.engines.recompute import stops_early
@@ -293,10 +294,22 @@ class Stage:
         if not states.is_sharded(self.job):
             numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)
             items.append(("gradients", self._moved_s(numel * once_bytes(self.job))))
+        items += self._python()
         if states.resident(self.job):
             blocks = (one.block for elements in self.elements for one in elements for _ in range(one.size))
             items.append(("shard", sum(map(self._reduce_s, blocks))))
         return Parts(items=tuple(item for item in items if item[1]))
+
+    def _python(self) -> Iterator[tuple[str, float]]:
+        """An engine's own Python, where the processor that it takes would compute: of every block that it wraps or splits."""
+        measured, job = self.job.cluster.device.measured, self.job
+        if measured is None or not self.contention.everything:
+            return
+        layers = sum(one.size for elements in self.elements for one in elements) * job.data.grad_accum
+        if job.engine.name == "fsdp2" and shard_count(job, expert=False) > 1:
+            yield "shard", layers * measured.sharded_layer_s
+        if job.layout.tp > 1:
+            yield "tp", layers * measured.split_layer_s
 
     def replicas(self) -> Iterator[tuple[Exchange, int, float]]:
         """(exchange, times a step, seconds that each is waited for): gradients reduced and, of sharded states, parameters gathered.
