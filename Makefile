@@ -3,13 +3,14 @@
 # make bench  how fast an estimate, a plan and an answer to why are on this machine
 # make bench-trace   what a trace takes beside torch's FSDPMemTracker
 # make bench-train   how fast a training is and what it holds, beside plain loops around FSDP2, DDP and DeepSpeed
+# make bench-cpu     seconds of a step on this CPU, predicted from a calibration and measured: five minutes
 # make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 
-.PHONY: venv test demo bench bench-trace bench-train accuracy clean
+.PHONY: venv test demo bench bench-trace bench-train bench-cpu accuracy clean
 
 venv: .venv/.stamp
 
@@ -54,6 +55,9 @@ bench-trace: venv
 
 bench-train: venv
 	$(BIN)/python -W ignore benchmarks/train_speed.py
+
+bench-cpu: venv
+	$(BIN)/python -W ignore benchmarks/step_time_cpu.py
 
 TRUTH ?= tests/validation/data
 
