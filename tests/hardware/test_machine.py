@@ -138,3 +138,5 @@ def test_this_machine_is_listed_whole(usual: Path) -> None:
 
     last, _ = devices()[-1]
     assert (last.name, last.capacity_bytes) == ("this-machine", 16 * 10**9)
+    assert last.memory_bytes_per_s == pytest.approx(1e10)
+    assert dict(last.flops_per_s) == {"bf16": 4e11, "fp32": 1e11}

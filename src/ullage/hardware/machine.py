@@ -183,7 +183,8 @@ def _device(told: _Table, runs: tuple[Measured, ...], source: str) -> Device:
     for series in (series for run in runs for series in run.attention):
         peaks[series.dtype] = max(peaks.get(series.dtype, 0.0), *series.flops_per_s)
     flops_per_s = tuple(sorted(peaks.items()))
-    moved = max(one.bytes[-1] / one.seconds[-1] for run in runs for one in run.traffic)
+    copied = [one for run in runs for one in run.traffic if one.kind == "copy"]
+    moved = max((one.bytes[-1] / one.seconds[-1] for one in copied), default=None)
     if store.normalised(name) in {store.normalised(known) for known in store.devices()}:
         known = store.device(name)
         flops_per_s = tuple({**dict(known.flops_per_s), **peaks}.items())

@@ -35,7 +35,10 @@ def _writable(out: Path | None) -> Path:
     try:
         if out is None:
             path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
         path.open("a", encoding="utf-8").close()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
     return path
