@@ -60,7 +60,6 @@ JOBS = {
         "deepspeed", 2, zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
     ),
     "DeepSpeed ZeRO-2": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS),
-    "DeepSpeed ZeRO-2, bf16": job_of("deepspeed", 2, zero_stage=2, options=BUCKETS, precision="bf16-mixed"),
     "DeepSpeed ZeRO-2, states on the host": job_of(
         "deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed", offload={"optimizer": "cpu"}
     ),
@@ -113,7 +112,6 @@ OTHER_LAYOUTS = {
 OTHER_KINDS = (
     "1F1B, tied",
     "LoRA",
-    "states on the host",
     "DeepSpeed ZeRO-2, states on the host",
     "DeepSpeed ZeRO-3, tied",
 )

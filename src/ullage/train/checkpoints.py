@@ -155,7 +155,7 @@ class Checkpoints:
                     f"holds a run of another {name}: {str(was.get(name))[:60]}, here {str(value)[:60]}",
                     key="--out",
                     value=str(self.training.out),
-                    remedy="name another folder",
+                    remedy="say it as it was, or name another folder",
                 )
 
     def _broken(self, folder: Path, why: str) -> InvalidInput:
