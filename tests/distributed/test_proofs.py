@@ -99,6 +99,18 @@ TWO = {
     "DeepSpeed ZeRO-2, fp16, states on the host": job_of(
         "deepspeed", 2, zero_stage=2, options=BUCKETS, precision="fp16-mixed", offload={"optimizer": "cpu"}
     ),
+    "DeepSpeed ZeRO-2, adapters": job_of(
+        "deepspeed",
+        2,
+        zero_stage=2,
+        options=BUCKETS,
+        lora={"rank": 8, "targets": "all-linear"},
+        precision="bf16-mixed",
+        recompute="full",
+    ),
+    "DeepSpeed ZeRO-3, adapters": job_of(
+        "deepspeed", 2, zero_stage=3, options=STAGE_3, lora={"rank": 8}, precision="bf16-mixed"
+    ),
     "DeepSpeed ZeRO-3, bf16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="bf16-mixed"),
     "DeepSpeed ZeRO-3, fp16": job_of("deepspeed", 2, zero_stage=3, options=STAGE_3, precision="fp16-mixed"),
 }

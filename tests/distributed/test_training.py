@@ -70,6 +70,9 @@ JOBS = {
         options={**STAGE_3, "sub_group_size": 20_000},
         model={**TIED, "attention_dropout": 0.3},
     ),
+    "DeepSpeed ZeRO-3, LoRA": job_of(
+        "deepspeed", 2, zero_stage=3, options=STAGE_3, lora={"rank": 4}, precision="bf16-mixed"
+    ),
     "DeepSpeed ZeRO-3, fp16": job_of(
         "deepspeed", 2, zero_stage=3, options={**STAGE_3, "initial_scale_power": 20}, precision="fp16-mixed"
     ),

@@ -38,6 +38,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("lora.base", {"engine": "ddp", "precision": "bf16", "lora": {"rank": 4, "base": "nf4"}}),
     ("precision", {"engine": "ddp", "lora": {"rank": 4}}),
     ("optimizer.state", {"engine": "ddp", "precision": "bf16-mixed", "lora": {}, "optimizer": "adamw-bf16"}),
+    ("lora.dtype", {**DEEPSPEED, "precision": "bf16-mixed", "lora": {"rank": 4, "dtype": "fp32"}}),
+    ("precision", {**DEEPSPEED, "precision": "bf16", "lora": {"rank": 4}}),
     ("freeze", {"freeze": ["*norm*"]}),
     ("compile", {"compile": True}),
     ("optimizer", {"optimizer": "lion"}),

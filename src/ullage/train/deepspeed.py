@@ -123,10 +123,14 @@ class _Scaler:
 
 def _whole(param: nn.Parameter) -> torch.Tensor:
     """The master, gathered from all ranks; without ZeRO the parameter is one."""
+    from deepspeed.runtime.zero import GatheredParameters  # type: ignore[import-untyped]
     from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
 
     found: torch.Tensor | None = safe_get_full_fp32_param(param)
-    return param if found is None else found
+    if found is not None:
+        return found
+    with GatheredParameters([param]):  # frozen, so that it has no master
+        return param.detach().clone()
 
 
 def run_of(job: Job, *, device: torch.device, lr: float, weight_decay: float, weights: Path | None) -> Run:
@@ -138,13 +142,14 @@ def run_of(job: Job, *, device: torch.device, lr: float, weight_decay: float, we
 
     rates = {"lr": lr, "weight_decay": weight_decay, "adam_w_mode": job.optimizer.name == "adamw"}
     client = None if own else with_rates(optimizer_of(job, bare), lr, weight_decay)
+    for group in client.param_groups if client is not None else ():
+        group["params"] = [param for param in group["params"] if param.requires_grad]  # it flattens what it is given
+    trained = [param for param in bare.parameters() if param.requires_grad]
     keys = {path: value for path, value in configuration.leaves(job).items() if path[0] != "optimizer" or own}
     keys |= {("optimizer", "params", name): value for name, value in rates.items() if own}
     keys |= {(name,): value for name, value in _OF_EVERY_RUN.items()}
     with replaced(nn.functional, "linear", nn.functional.linear):
-        engine, *_ = deepspeed.initialize(
-            model=bare, model_parameters=bare.parameters(), optimizer=client, config=nested(keys)
-        )
+        engine, *_ = deepspeed.initialize(model=bare, model_parameters=trained, optimizer=client, config=nested(keys))
         linear = nn.functional.linear
     return DeepSpeedRun(
         job=job,

@@ -71,7 +71,8 @@ class Partitions:
 
     def _parts(self) -> Iterator[Part]:
         of = self._of_zero_3 if self.stage == 3 else self._of_zero_1_and_2
-        return (part for name, param in self.module.named_parameters() if (part := of(name, param)) is not None)
+        trained = ((name, param) for name, param in self.module.named_parameters() if param.requires_grad)
+        return (part for name, param in trained if (part := of(name, param)) is not None)
 
     def _of_zero_1_and_2(self, name: str, param: Any) -> Part | None:
         mapping = param._hp_mapping

@@ -13,7 +13,7 @@ ENGINES = (*TORCH, "deepspeed")
 _MIXED = ("fp32", "bf16-mixed", "fp16-mixed")
 PRECISIONS = {"deepspeed": _MIXED}
 ALL_PRECISIONS = (*_MIXED, "bf16")
-WITH_ADAPTERS = ("single", "ddp", "fsdp2")
+WITH_ADAPTERS = ("single", "ddp", "fsdp2", "deepspeed")
 OF_ADAPTERS = ("bf16-mixed", "bf16")
 """The frozen base is in bf16."""
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -106,14 +106,18 @@ def _refuse_options(job: Job) -> None:
 
 def _refuse_types(job: Job) -> None:
     options = job.engine.options
-    known = OF_ADAPTERS if job.lora is not None else PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
+    known: tuple[str, ...] = PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
+    if job.lora is not None:
+        known = tuple(name for name in known if name in OF_ADAPTERS)
     if job.precision not in [resolve(name, job.engine.name, options) for name in known]:
         raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(known))
     if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
         raise Unsupported(
             "torch has no fused SGD of sharded parameters", key="optimizer.impl", value="fused", remedy="use foreach"
         )
-    stepped = adapters_type(job) if job.lora is not None else job.precision.master or job.precision.params
+    stepped = job.precision.master or job.precision.params
+    if job.lora is not None and job.engine.name != "deepspeed":  # which keeps masters beside adapters too
+        stepped = adapters_type(job)
     default = job.lora is not None and job.optimizer.state == job.precision.params
     if job.optimizer.state != stepped and not default:
         raise Unsupported(
@@ -163,3 +167,10 @@ def _refuse_of_deepspeed(job: Job) -> None:
             raise Unsupported(
                 "is a word of transformers' Trainer", key=f"engine.options.{name}", value=value, remedy="write a number"
             )
+    if job.lora is not None and job.lora.dtype == "fp32":
+        raise Unsupported(
+            f"DeepSpeed casts adapters too, to {job.precision.params}",
+            key="lora.dtype",
+            value="fp32",
+            remedy="leave it out",
+        )
