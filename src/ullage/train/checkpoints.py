@@ -197,5 +197,8 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
         for name, one in there.items()
         if name.startswith(MODEL) and isinstance(one, TensorStorageMetadata)
     }
-    load(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    try:
+        load(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    except (CheckpointException, Exception) as error:
+        raise UllageError(f"cannot be read: {reason_of(error)}", key="checkpoint", value=str(folder)) from None
     return {name.removeprefix(MODEL): value for name, value in state.items()}
