@@ -10,6 +10,7 @@ from ullage.model.graph import Graph, Op
 _MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
 
 FORWARD_FLOPS = 2
+FROZEN_FLOPS = 4  # of a weight that is not trained: no gradient of it
 MATMUL_FLOPS = 6  # per weight and token: forward 2 (multiply and add), backward 4 (gradients of input and weight)
 
 
@@ -27,7 +28,8 @@ def active_parameter_count(graph: Graph) -> int:
 def flops_per_token(graph: Graph, seq_len: int) -> int:
     """FLOPs of one training step, forward and backward, divided by its tokens.
 
-    Counted: 6 for each weight of a matmul that a token meets (active experts only; the head included, the embedding look-up not), and
+    Counted: 6 for each weight of a matmul that a token meets, 4 where it is frozen (active experts only; the head included, the embedding
+    look-up not), and
     attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case (PaLM,
     arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
     Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
@@ -37,7 +39,8 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
 
 def forward_flops_per_token(graph: Graph, ops: Iterable[Op], seq_len: int) -> int:
     """FLOPs of these ops' forwards alone, counted like ``flops_per_token``: a third of what they count there."""
-    return sum(_op_flops(graph, op, seq_len) for op in ops) * FORWARD_FLOPS // MATMUL_FLOPS
+    found = ((op, _op_flops(graph, op, seq_len)) for op in ops)
+    return sum(flops * FORWARD_FLOPS // (FROZEN_FLOPS if _is_frozen(op) else MATMUL_FLOPS) for op, flops in found)
 
 
 def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
@@ -49,9 +52,15 @@ def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
         return 0
     if "shared" in op.attrs:  # a head that has its weight from the main one
         return MATMUL_FLOPS * graph.size("vocab") * graph.size("hidden")
-    matrices = [param for param in op.params if param.name.endswith(".weight")]
-    weights = sum(graph.numel(param) for param in matrices)
-    return MATMUL_FLOPS * _share(graph, op, weights)
+    return sum(
+        (MATMUL_FLOPS if param.trainable else FROZEN_FLOPS) * _share(graph, op, graph.numel(param))
+        for param in op.params
+        if param.name.endswith((".weight", ".lora_A", ".lora_B"))
+    )
+
+
+def _is_frozen(op: Op) -> bool:
+    return op.kind in _MATMULS and bool(op.params) and not any(param.trainable for param in op.params)
 
 
 def _weights(graph: Graph, op: Op) -> int:

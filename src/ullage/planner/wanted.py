@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 
-from ullage.errors import Contradiction, InvalidInput, UllageError
+from ullage.errors import Contradiction, InvalidInput, UllageError, Unsupported
 from ullage.frozen import FrozenMap, frozen
 from ullage.hardware.catalogue import cluster
 from ullage.hardware.cluster import Cluster
@@ -158,6 +158,8 @@ def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
         for values in _variants(want, name):
             try:
                 job = read_job(values)
+                if job.lora or job.freeze:  # a search bounds seconds by matmuls that a frozen model does not run
+                    raise Unsupported("is not searched", key="a model of which only a part is trained")
                 found.append(Base(job=job, graph=graph_of(job)))
             except UllageError as error:
                 refused.setdefault(name, error)

@@ -11,6 +11,7 @@ from ullage.frozen import replace
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
+from ullage.timing import partly
 from ullage.timing.exchanges import (
     context_parallel,
     context_parallel_moves,
@@ -34,7 +35,10 @@ EXPERT_STREAMS = 4
 def block_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
     """Everything that a block does for one micro-batch, in order. accumulates: matmuls add weights' gradients into an fp32 buffer."""
     found, named = _named_work(block, context, accumulates)
-    return (*found, *bound_by_memory(block, stacks.lower(block, context), named, context))
+    steps = stacks.lower(block, context)
+    if partly.is_partly_trained(block):
+        found = tuple(partly.asked_for(found, block, steps, context))
+    return (*found, *bound_by_memory(block, steps, named, context))
 
 
 def dense_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
@@ -60,7 +64,7 @@ def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tupl
     """With the names of the steps that this work is."""
     fused = _fuses(context)
     found = []
-    named = set()
+    named: set[str] = set()
     gathered = set()
     for ops in _grouped(block.ops, fused):
         group = ops[0].attrs.get("group")
@@ -68,7 +72,9 @@ def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tupl
         if group and context.stack == "torchtitan":
             gathered.add(group)
         if work is not None:
-            found.append(work)
+            beside = tuple(partly.adapters(ops[0], work, context))
+            found += [work, *beside]
+            named.update(one.name for one in beside)
         if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
             named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
     return tuple(found), frozenset(named)
@@ -117,7 +123,8 @@ def _dtype(op: Op, context: Context) -> str:
 
 def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork:
     op = ops[0]
-    dims = [param.dims for op in ops for param in op.params if len(param.dims) > 1] or [("vocab", "hidden")]
+    own = [param for op in ops for param in op.params if partly.ADAPTER not in param.name]
+    dims = [param.dims for param in own if len(param.dims) > 1] or [("vocab", "hidden")]
     inner = op.attrs.get("in", (dims[0][-1],))
     assert isinstance(inner, tuple)
     k = context.numel(inner)

@@ -35,6 +35,7 @@ from ullage.timing.gradients import (
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
+from ullage.timing.partly import Trained
 from ullage.timing.vintage import of_2021
 from ullage.timing.work import Exchange, OpWork
 
@@ -109,7 +110,8 @@ class Stage:
         self.place = place_of(job, context)
         self.micro_batches = micro_batches_of_chunk(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
-        self.numels: dict[Block, int] = {}
+        self.trained = Trained(rank=rank)
+        self.numels: dict[tuple[Block, bool], int] = {}
         self.left: dict[Block, float] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.contention = contention(job.cluster.device)
@@ -225,7 +227,7 @@ class Stage:
 
     def _taken_s(self, backward_s: float) -> float:
         """What a backward waits for its reduced gradients' way to the host, where parameters are whole."""
-        copied = offload.gradients_s(self.job, stepped(self.job, self.rank))
+        copied = offload.gradients_s(self.job, stepped(self.job, self.trained))
         return max(0.0, copied - backward_s) if offload.is_beside(self.job) else copied
 
     def _parts(self, at: int) -> Parts:
@@ -244,14 +246,16 @@ class Stage:
         """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
         if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
             return 0.0
-        numel = sum(self._numel(block) * count for block, _, count in self.runs[at])
+        numel = sum(self._numel(block, trained=True) * count for block, _, count in self.runs[at])
         return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
 
-    def _numel(self, block: Block) -> int:
-        if block not in self.numels:
-            params = (param for param in block.params if not param.buffer)
-            self.numels[block] = sum(local_numel(self.graph, param, self.job.layout) for param in params)
-        return self.numels[block]
+    def _numel(self, block: Block, *, trained: bool = False) -> int:
+        """trained: of those alone that have gradients."""
+        if (block, trained) not in self.numels:
+            params = (param for param in block.params if not param.buffer and (param.trainable or not trained))
+            numel = sum(local_numel(self.graph, param, self.job.layout) for param in params)
+            self.numels[block, trained] = numel
+        return self.numels[block, trained]
 
     def _moved_s(self, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
         return moved_s(self.job.cluster.device, moved_bytes, kind)
@@ -287,9 +291,9 @@ class Stage:
 
     def _once(self) -> Parts:
         items = [
-            ("optimizer", optimizer_s(self.job, self.rank)),
+            ("optimizer", optimizer_s(self.job, self.trained)),
             ("dp", sum(count * wait_s for _, count, wait_s in self.replicas())),
-            ("offload", offload.returned_s(self.job, stepped(self.job, self.rank))),
+            ("offload", offload.returned_s(self.job, stepped(self.job, self.trained))),
         ]
         if not states.is_sharded(self.job):
             numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)
@@ -321,7 +325,7 @@ class Stage:
         gathers = flag(options, "overlap_param_gather", False)
         last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
         first = min(time.first_forward_s for time in self.times) if gathers else 0.0
-        for one in states.replica_reductions(self.job, self.rank):
+        for one in states.replica_reductions(self.job, self.trained):
             yield one, states.reductions(self.job), self._past_s(self._sent_s([one]), last)
         for one in states.replica_gathers(self.job, self.rank):
             yield one, 1, self._past_s(self._sent_s([one]), first)

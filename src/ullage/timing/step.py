@@ -55,11 +55,18 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
 
 
+PARTLY_TRAINED = ("single", "ddp")
+"""Engines whose seconds are known where a part of a model is frozen: those that shard nothing."""
+
+
 def _refuse(job: Job) -> None:
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
-    if job.lora or job.freeze:
-        raise Unsupported("is not timed", key="a model of which only a part is trained")
+    if (job.lora or job.freeze) and job.engine.name not in PARTLY_TRAINED:
+        what = f"is not timed under engine {job.engine.name} yet"
+        raise Unsupported(what, key="a model of which only a part is trained")
+    if job.lora is not None and job.lora.dora:
+        raise Unsupported("is not timed", key="lora.dora", value="true")
     offload.refuse(job)
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")

@@ -1,0 +1,101 @@
+"""Work of a model of which a part is trained: matmuls that nobody asks for are not run, adapters' are, packed weights are unpacked first.
+
+A frozen linear has no weight's gradient, and before the first trained parameter nothing has any (kernels/asking.py, which told the steps
+so). Adapters multiply in their own type, where autocast does not choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ullage import dtypes
+from ullage.frozen import FrozenMap, frozen, replace
+from ullage.job.adapted import QUANTISED
+from ullage.kernels.step import Context, Step
+from ullage.memory.rank import Rank
+from ullage.model.graph import Block, Op, Param
+from ullage.timing.work import Matmul, OpWork, Pass, Traffic
+
+ADAPTER = ".lora_"
+"""What the names of adapters' parameters hold."""
+PACKED_BITS = 4
+
+
+@frozen
+class Trained:
+    """Of what a rank holds, what has gradients (states.Holds)."""
+
+    rank: Rank
+
+    def numel(self, *, expert: bool) -> int:
+        return sum(one.total for one in self.rank.params if one.param.trainable and one.expert == expert)
+
+
+def is_partly_trained(block: Block) -> bool:
+    return not block.input.grad or any(not param.trainable for param in block.params)
+
+
+def adapters(op: Op, work: OpWork, context: Context) -> Iterator[OpWork]:
+    """The two small matmuls beside a linear, each with its own backward."""
+    found = op.attrs.get("lora")
+    if not isinstance(found, FrozenMap):
+        return
+    low, high = op.params[-2:]
+    (base,) = work.forward.matmuls
+    casts = context.autocast or context.stack == "unsloth"  # unsloth kernels/fast_lora.py: A.to(dtype)
+    dtype = context.compute if casts else str(found["dtype"])
+    rank = context.size(low.dims[0])
+    shapes = ((low, rank, base.k), (high, context.numel(high.dims[:-1]), context.size(high.dims[-1])))
+    for param, n, k in shapes:
+        forward = replace(base, n=n, k=k, dtype=dtype)
+        backward = Pass(matmuls=forward.transposes(accumulate=False))
+        yield OpWork(name=param.name, module=op.module, forward=Pass(matmuls=(forward,)), backward=backward)
+
+
+def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], context: Context) -> Iterator[OpWork]:
+    """The work that the steps ask for: of a linear's backward the gradients that are there, of an unasked op none."""
+    by_name = {step.name: step for step in steps}
+    frozen_linears = {
+        name
+        for op in block.ops
+        if op.kind == "linear" and op.params and not op.params[0].trainable
+        for name in (op.name, str(op.attrs.get("group")))
+    }
+    packed = {param.name.rpartition(".")[0]: param for param in block.params if param.elements in QUANTISED}
+    for work in found:
+        step = by_name.get(work.name)
+        backward = work.backward
+        if step is None:  # steps of other names, in pieces or joined with neighbours'
+            if work.name in frozen_linears:
+                backward = replace(backward, matmuls=tuple(one for one in backward.matmuls if one.direction != "wgrad"))
+        elif not _asks(step):
+            backward = Pass()
+        elif backward.matmuls and work.forward.attention is None:
+            backward = replace(backward, matmuls=tuple(_matmuls(backward.matmuls, step)))
+        forward = work.forward
+        if work.name in packed:
+            unpacked = (_unpacked(packed[work.name], context),)
+            forward = replace(forward, traffic=(*forward.traffic, *unpacked))
+            if backward != Pass():
+                backward = replace(backward, traffic=(*backward.traffic, *unpacked))
+        yield replace(work, forward=forward, backward=backward)
+
+
+def _asks(step: Step) -> bool:
+    return bool(step.weights) or any(name not in step.no_grad for name in step.reads)
+
+
+def _matmuls(both: tuple[Matmul, ...], step: Step) -> Iterator[Matmul]:
+    """The input's gradient where the input asks for one, the weight's where the weight or its copy does."""
+    source, *copies = step.reads
+    asks_for = {
+        "dgrad": source not in step.no_grad,
+        "wgrad": bool(step.weights) or any(copy not in step.no_grad for copy in copies),
+    }
+    return (one for one in both if asks_for.get(one.direction, True))
+
+
+def _unpacked(param: Param, context: Context) -> Traffic:
+    """A packed weight read and its whole written (bitsandbytes functional.py, dequantize_4bit)."""
+    bits = PACKED_BITS + dtypes.bits(context.compute)
+    return Traffic(bytes=context.numel(param.dims) * bits // 8, kind="copy")
