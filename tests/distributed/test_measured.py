@@ -58,6 +58,7 @@ CASES = {
     "1F1B, every second layer": job("fsdp2", layout=PP, data=FOUR_BATCHES, recompute={"every": 2}),
     "1F1B, bf16": job("fsdp2", layout=PP, data=FOUR_BATCHES, precision="bf16-mixed"),
     "interleaved 1F1B": job("fsdp2", layout={**PP, "vpp": 2, "schedule": "interleaved-1f1b"}, data=FOUR_BATCHES),
+    "zero bubble": job("fsdp2", layout={**PP, "schedule": "zb-h1"}, data=FOUR_BATCHES),
     "zero bubble in a V": job("fsdp2", layout={**PP, "schedule": "zbv"}, data=FOUR_BATCHES),
     "zero bubble in a V, bf16": job(
         "fsdp2", layout={**PP, "schedule": "zbv"}, data=FOUR_BATCHES, precision="bf16-mixed"

@@ -60,6 +60,7 @@ TWO = {
     "1F1B, fp16": job_of("fsdp2", 2, layout=PP, precision="fp16-mixed"),
     "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}, recompute={"layers": 1}),
     "interleaved 1F1B": job_of("fsdp2", 2, **CHUNKS),
+    "zero bubble": job_of("fsdp2", 2, layout={**PP, "schedule": "zb-h1"}),
     "zero bubble in a V, tied": job_of("fsdp2", 2, layout=ZBV, model=TIED_CHUNKS),
     "DualPipe in a V": job_of("fsdp2", 2, layout=DUAL, model=CHUNKS["model"], data={"grad_accum": 4}),
     "parameters and states on the host": job_of(

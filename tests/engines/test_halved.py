@@ -78,6 +78,15 @@ def test_what_waits_weighs_as_much_as_what_is_in_flight() -> None:
     assert all(more > 1.5 * less for more, less in zip(h2[:3], h1[:3], strict=True))
 
 
+def test_what_no_weight_is_reached_from_goes_with_the_first_half() -> None:
+    """torch keeps the graph up to its last weight: the last rank has no log-softmax of those whose second half waits."""
+    shape = {"data": {"seq_len": 64, "micro_batch": 2, "grad_accum": 8}, "precision": "fp32"}
+    found = ullage.estimate(job("zb-h1", "fsdp2", "transformers", **shape))
+    assert found.peak.rank == 3
+    kept = [line.bytes for line in found.ledger if line.what == "log-softmax of the logits"]
+    assert kept == [2 * 64 * 1000 * 4]  # of the micro-batch whose first half runs, though three wait for their second
+
+
 def test_building_blocks_hold_less_for_their_bubble() -> None:
     data = {"data": {"seq_len": 2048, "micro_batch": 4, "grad_accum": 16}}
     whole, half, least = (max(_allocated(name, **data)[1:]) for name in ("zbv", "v-half", "v-min"))

@@ -17,7 +17,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("precision", {**DEEPSPEED, "precision": "bf16"}),
     ("engine.name", {"engine": "fsdp1"}),
     ("layout.sp", {"layout": {"tp": 2, "sp": True}}),
-    ("layout.schedule", {"layout": {**PP, "schedule": "zb-h1"}}),
+    ("layout.schedule", {"layout": {**PP, "schedule": "zb-h2"}}),
     ("data.grad_accum", {"layout": PP, "data": {"grad_accum": 1}}),
     ("engine.options.sync_each_batch", {"layout": PP, "options": {"sync_each_batch": True}}),
     ("recompute", {"layout": PP, "recompute": {"sqrt": True}}),

@@ -34,7 +34,8 @@ class Backward:
     """Undoes the forward of one block."""
 
     __slots__ = (
-        "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments", "_weights",
+        "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments",
+        "_to_the_end", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,7 @@ class Backward:
         self._framed: dict[int, list[Storage]] = {}  # gradients that the frame of a reentrant segment names
         self._halves = halves
         self._later: list[_Later] = []
+        self._to_the_end: list[Storage] = []
 
     def run(self) -> None:
         block = self._block
@@ -89,13 +91,32 @@ class Backward:
             return
         step = self._block.steps[index]
         waiting = tuple(weight for weight in step.weights if self._waits(weight)) if arriving else ()
-        kept = [self._live[name] for name in dict.fromkeys(step.saves) if name in self._live]
         if not waiting and self._halves != "all":
+            return
+        kept = [self._live[name] for name in dict.fromkeys(step.saves) if name in self._live]
+        if not self._is_held(index):
+            for storage in kept:
+                storage.holders.add((LATER, self))
+            self._to_the_end += kept
             return
         kept += [self._grads[name] for name in arriving] if waiting else []
         for storage in kept:
             storage.holders.add((LATER, index))
         self._later.append(_Later(step=index, weights=waiting, kept=tuple(kept)))
+
+    def _is_held(self, index: int) -> bool:
+        """Whether a node is one that a weight's node, or a later block's, is reached from: autograd's graph points to what ran before."""
+        steps = self._block.steps
+        return not self._block.ends or any(step.weights for step in steps[index:])
+
+    def left(self) -> tuple[Item, ...]:
+        """What is kept to the end of the chunk's first half, and then let go."""
+        found = []
+        for storage in dict.fromkeys(self._to_the_end):
+            storage.holders.discard((LATER, self))
+            if not storage.holders and storage.item.bytes:
+                found.append(storage.item)
+        return tuple(found)
 
     def make_weights(self) -> None:
         """The half that was left for later, in the order in which the other half came by."""

@@ -19,6 +19,7 @@ class BlockSteps:
     handed: names of what crosses beside the stream (kernels/step.py) that is handed for good: what the block lends is another's to
     free, what it borrows is its own, and so with gradients (memory/handing.py).
     owns_input: whether it lets go of its input; else whoever gave it keeps it (a stage's receive buffer).
+    ends: whether nothing runs after it, so that nobody holds the graph behind its last weight.
     """
 
     steps: tuple[Step, ...]
@@ -30,6 +31,7 @@ class BlockSteps:
     output_grad: bool = True
     handed: frozenset[str] = frozenset()
     owns_input: bool = True
+    ends: bool = False
 
     def __post_init__(self) -> None:
         made = [name for step in self.steps for name in step.made]
@@ -46,7 +48,8 @@ class GradRule:
     (an optimizer inside the backward). pending: weights whose gradients wait all the same (another block uses them too).
     added: weights whose gradients are added to one that is there already, whatever the mode.
     halves: whether a schedule makes weights' gradients later than the input's, and what waits for that: "matmuls" (what a matmul saved
-    and its output's gradient; other weights have theirs at once), "all" (everything that the forward saved and every weight).
+    and its output's gradient; other weights have theirs at once), "all" (every weight, and everything that the forward saved up to the last
+    of them).
     """
 
     mode: str = "keep"
@@ -64,7 +67,8 @@ class BlockProgram:
     backward starts with the gradient of the output live and leaves that of the input, and under GradRule "keep" ``grads``.
     cached: left by forward beyond its output and what it saved, until the forward's context exits.
     views: of grads, those that are views of a matmul's result.
-    weights: under GradRule.halves what the backward leaves for later; ``grads`` are there when it is through.
+    weights: under GradRule.halves what the backward leaves for later; ``grads`` are there when it is through. left: what goes once the
+    whole chunk's first half is through.
     """
 
     forward: Node
@@ -73,6 +77,7 @@ class BlockProgram:
     cached: tuple[Item, ...] = ()
     views: frozenset[str] = frozenset()
     weights: Sequence = EMPTY
+    left: tuple[Item, ...] = ()
 
 
 @lru_cache(maxsize=4096)

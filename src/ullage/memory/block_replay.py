@@ -40,6 +40,7 @@ class BlockReplay:
         cached = self._leave_caches()
         self._backward.run()
         backward = live.program()
+        left = self._backward.left()
         self._backward.make_weights()
         return BlockProgram(
             forward=forward,
@@ -48,6 +49,7 @@ class BlockReplay:
             cached=cached,
             views=frozenset(self._weights.views),
             weights=live.program(),
+            left=left,
         )
 
     def left(self) -> frozenset[str]:

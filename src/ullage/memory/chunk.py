@@ -130,6 +130,7 @@ def block_steps(
         output_grad=block.output.grad,
         handed=element.handed,
         owns_input=element.owns_input,
+        ends=block.role in ("head", "loss"),
     )
 
 

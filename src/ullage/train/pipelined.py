@@ -13,7 +13,7 @@ from ullage.job.job import Job
 from ullage.memory.rank import placed
 from ullage.trace.wrapped import DTYPES, clip, wrapped
 from ullage.train.composed import Run
-from ullage.train.reach import SCHEDULES
+from ullage.train.reach import HALVED, SCHEDULES
 from ullage.train.scaling import scaler_of
 from ullage.train.staged import staged
 from ullage.train.states import states_of
@@ -155,8 +155,9 @@ def _schedule(
         return mean if scaler is None else scaler.scale(mean)
 
     kind = getattr(pipelining, SCHEDULES[job.layout.schedule])
+    several = len(made) > 1 or job.layout.schedule in HALVED
     return kind(
-        made if len(made) > 1 else made[0],
+        made if several else made[0],
         data.grad_accum,
         loss_fn=share,
         scale_grads=False,

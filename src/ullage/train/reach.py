@@ -21,10 +21,13 @@ SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
     "interleaved-1f1b": "ScheduleInterleaved1F1B",
+    "zb-h1": "ScheduleInterleavedZeroBubble",
     "zbv": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
 """layout.schedule, and its class in torch.distributed.pipelining."""
+HALVED = ("zb-h1", "zbv", "dualpipev")
+"""Those that halve backwards, which take a list of stages."""
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
 _OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")

@@ -166,6 +166,10 @@ class PipelinedStep(Step):
             return EMPTY
         stage = self.stages[index]
         inner = self.backward(index, wrap)
+        if wrap.halved:
+            rule = self.rule(wrap)
+            left = (self.replayer.element_program(element, rule).left for element in self.elements(index))
+            inner = Sequence([inner, *drop(item for items in left for item in items)])
         after = [*self._outputs(index), *(drop(self._sent(index)) if one.sent_before and runs == "B" else [])]
         arriving = stage.ahead.stream if part.runs[-1].block.output.grad else 0  # else the steps tell what they take
         if part.last:
