@@ -83,6 +83,9 @@ def test_a_launcher_that_ends_the_other_ranks_is_no_kill() -> None:
         ("ValueError: Free memory on device (21.3/79.1 GiB) on startup is less than desired GPU memory utilization", "cuda-oom"),
         ("ValueError: No available memory for the cache blocks.", "cuda-oom"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.", "not-oom"),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'initialization error'", "not-oom"),
+        ("subprocess.CalledProcessError: Command '['python', '-u']' returned non-zero exit status 1.", "not-oom"),
+        ("subprocess.CalledProcessError: Command '['python', '-u']' died with <Signals.SIGKILL: 9>.", "host-oom"),
     ],
 )  # fmt: skip
 def test_what_else_tells_of_memory(line: str, recognised: str) -> None:

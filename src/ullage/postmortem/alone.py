@@ -36,6 +36,7 @@ _PHASES: dict[str, tuple[Kind, float, str]] = {
     "optimizer": ("optimizer-step", 2.5, "the traceback is inside the optimizer's step"),
     "clipping": ("clipping", 3.0, "the traceback is inside gradient clipping"),
     "loss": ("logits", 2.5, "the traceback is inside the head or the loss"),
+    "mask": ("padding-mask", 2.5, "the traceback is inside the making of an attention mask, which grows with the square of the length"),
     "attention": ("attention-scores", 1.5, "the traceback is inside the attention's scores"),
     "experts": ("expert-imbalance", 1.5, "the traceback is inside the experts, whose tokens follow the router"),
     "collective": ("communicators", 0.7, "the traceback is inside a collective"),

@@ -25,6 +25,7 @@ _NAMED = 5.0
 _SPOKEN: dict[str, tuple[Kind, ...]] = {
     "loss": ("logits",),
     "attention": ("attention-scores", "padding-mask"),
+    "mask": ("padding-mask",),
     "optimizer": ("optimizer-step",),
     "optimizer-first-step": ("optimizer-first-step", "states"),
     "clipping": ("clipping",),

@@ -86,7 +86,7 @@ SIGNS = (
     _sign("host-oom", 3, "a process was killed by signal 9, as the kernel does when host memory runs out",
           "exitcode|exit code|return code|killed|sigkill|signal 9",
           r"exit ?code *:? *(?:-9|137)\b|return code = (?:-9|137)\b|\bSIGKILL\b|signal 9\b|signal: Killed|(?:^"
-          r"|\n)[^\n]{0,120}\bKilled *(?:$|\n|python|torchrun)"),
+          r"|\n)[^\n]{0,500}\bKilled *(?:$|\n|python|torchrun)"),
     _sign("nccl-oom", 3, "NCCL failed in a CUDA call", "ncclunhandledcudaerror|call to cuda function failed",
           r"ncclUnhandledCudaError(?=[\s\S]{0,400}out of memory)"),
     _sign("not-oom", 3, CONTRADICTION, "not compatible with",
@@ -105,6 +105,10 @@ SIGNS = (
           r"Segmentation fault|exit ?code *:? *-11\b|SIGSEGV"),
     _sign("not-oom", 2, "NCCL could not talk to another rank", "ncclsystemerror|ncclremoteerror|ncclinternalerror",
           r"ncclSystemError|ncclRemoteError|ncclInternalError"),
+    _sign("not-oom", 2, "a CUDA call inside NCCL failed, and not for memory", "cuda failure",
+          r"Cuda failure (?:\d{1,4} )?'(?!out of memory)"),
+    _sign("not-oom", 1, "a process that was started failed; its own output says of what", "calledprocesserror|childfailederror",
+          r"CalledProcessError: .{0,2000}non-zero exit status|ChildFailedError"),
     _sign("not-oom", 1, "Python code failed", "error",
           r"(?:^|\n)[^\n]{0,80}\b(?:Type|Value|Key|Attribute|Import|ModuleNotFound|FileNotFound|Index|Assertion"
           r"|NotImplemented|Runtime)Error: "),

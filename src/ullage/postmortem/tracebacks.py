@@ -9,7 +9,7 @@ from ullage.postmortem.snapshot_frames import Frame
 
 Phase = Literal[
     "load", "engine-init", "forward", "attention", "experts", "loss", "backward", "gather", "clipping", "optimizer-first-step", "optimizer",
-    "save", "evaluation", "collective", "unpad", "pinning", "engine",
+    "save", "evaluation", "collective", "unpad", "pinning", "engine", "mask",
 ]  # fmt: skip
 
 _FRAME = re.compile(
@@ -75,7 +75,8 @@ _RULES = (
           r"|load_model\b|resume|persistent_load|load_opt_state|restore_checkpoint|torch/serialization\.py _?load\b"),
     _rule("engine",
           r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_(?:model_)?weights|update_weights?_from|wake_up\b|\bLLM\("),
-    _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"),
+    _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"
+          r"|_run_sanity_check|evaluation_step|val(?:id|idate|idation)?_(?:one_)?epoch|\bvalidate\b"),
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
           r"|init_state"),
@@ -86,6 +87,9 @@ _RULES = (
           r"cross_?entropy|nll_loss|log_softmax|lm_head|logits(?:\.float|_to_keep| ?=)|compute_loss"
           r"|\.float\(\).{0,20}logits|from_logits|token_log_?p|log_?probs_from|logsumexp\(logits"),
     _rule("pinning", r"\bpin_memory\(|\.pin_memory\b|cudaHostAlloc|cudaHostRegister"),
+    _rule("mask",
+          r"_expand_mask|expand_mask_4d|_prepare_(?:4d_|decoder_)?\w{0,20}attention_mask|_make_causal_mask|_update_causal_mask"
+          r"|create_causal_mask|get_ltor_masks"),
     _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
     _rule("experts", r"\bexperts?\b|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
     _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
