@@ -31,7 +31,7 @@ class Full(Exception):
 class Replay:
     """An allocator playing programs, one after another. ``capacity_bytes``: what the driver can give; of plain segments alone.
 
-    before: one whose play is over, with plain segments too; what it has compiled is not compiled again.
+    before: one whose play has ended, with plain segments too; what it has compiled is not compiled again.
     """
 
     def __init__(

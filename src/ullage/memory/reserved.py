@@ -24,27 +24,26 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
     capacity_bytes: what the driver can give. Near it the allocator first gives back what it holds unused; a program that does not
     fit even so is answered as if there were no limit.
     """
-    played = Replay(expandable=expandable_segments)
+    within: Replay | None = None
+    if capacity_bytes is not None and not expandable_segments and program.peak_bytes <= capacity_bytes:
+        within = Replay(capacity_bytes)
+        try:  # where the driver never comes to its end, this is what happens without one
+            within.play(program)
+            return _peaks(within)
+        except Full:
+            pass
+    played = Replay(expandable=expandable_segments, before=within)
     played.play(program)
     found = _peaks(played)
-    if capacity_bytes is None or not found.allocated_bytes <= capacity_bytes < found.reserved_bytes:
+    if not expandable_segments or capacity_bytes is None:
         return found
-    again = _expandable(program, capacity_bytes) if expandable_segments else _plain(program, capacity_bytes, played)
-    return again or found
+    if not found.allocated_bytes <= capacity_bytes < found.reserved_bytes:
+        return found
+    return _expandable(program, capacity_bytes) or found
 
 
 def _peaks(played: Replay | CachingAllocator) -> Reserved:
     return Reserved(allocated_bytes=played.peak_allocated_bytes, reserved_bytes=played.peak_reserved_bytes)
-
-
-def _plain(program: Node, capacity_bytes: int, played: Replay) -> Reserved | None:
-    """None where the driver has too little. played: the same program without a limit."""
-    replay = Replay(capacity_bytes, before=played)
-    try:
-        replay.play(program)
-    except Full:
-        return None
-    return _peaks(replay)
 
 
 def _expandable(program: Node, capacity_bytes: int) -> Reserved | None:
