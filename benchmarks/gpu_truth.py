@@ -1,4 +1,4 @@
-"""Truth records of one GPU: a matrix of single-GPU jobs, each run by ``ullage measure`` in a process of its own.
+"""Truth records of one GPU: a matrix of single-GPU jobs, each run by ``ullage measure`` in a process of its own (a dry run's in this one).
 
     python -m benchmarks.gpu_truth H200-SXM-141GB gpu_truth.json
     python -m benchmarks.gpu_truth H200-SXM-141GB dry.json --dry-run   # small models on the CPU: does every job of the matrix run?
@@ -12,12 +12,16 @@ said. The file is one that ``ullage validate`` reads.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,7 @@ VARIANTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("long sequence", {"data": {"seq_len": 4096, "micro_batch": 1}}),
     ("gradient accumulation", {"data": {"seq_len": 1024, "micro_batch": 2, "grad_accum": 4}}),
     ("adapters", {"lora": {"rank": 16, "targets": "all-linear"}, "precision": "bf16"}),
+    ("recomputation by op", {"recompute": "selective"}),
 )
 DATA: Mapping[str, int] = {"seq_len": 1024, "micro_batch": 4}
 NEAR_LIMIT = ("llama", "gpt2")
@@ -88,7 +93,7 @@ def main() -> None:
             print(f"left out: {name}")
             continue
         began = time.monotonic()
-        found, said = measured(job)
+        found, said = measured(job, _here if arguments.dry_run else _beside)
         print(f"{time.monotonic() - began:5.1f} s  {name}: {said}", flush=True)
         if found is not None:
             records.append(found)
@@ -144,32 +149,44 @@ def _verdict(job: Mapping[str, Any], micro_batch: int) -> str:
     return ullage.estimate(ullage.read_job({**job, "data": {**job["data"], "micro_batch": micro_batch}})).verdict
 
 
-def measured(job: dict[str, Any]) -> tuple[object | None, str]:
+@dataclass(frozen=True, kw_only=True)
+class _Ran:
+    out: str
+    err: str
+
+
+def _beside(arguments: Sequence[str]) -> _Ran:
+    """In a process of its own: what a job leaves on the GPU goes with it. Raises subprocess.TimeoutExpired."""
+    command = [sys.executable, "-m", "ullage.cli.main", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=ONE_JOB_S)
+    return _Ran(out=ran.stdout, err=ran.stderr)
+
+
+def _here(arguments: Sequence[str]) -> _Ran:
+    """In this process, where a job of small models takes less time than a start."""
+    from ullage.cli.main import main as command
+
+    out, err = io.StringIO(), io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(err):
+        warnings.simplefilter("ignore")
+        command(arguments)
+    return _Ran(out=out.getvalue(), err=err.getvalue())
+
+
+def measured(job: dict[str, Any], run: Callable[[Sequence[str]], _Ran]) -> tuple[object | None, str]:
     """The job's record, and what is to be said of it."""
     with tempfile.TemporaryDirectory() as name:
         file, out = Path(name) / "job.json", Path(name) / "record.json"
         file.write_text(json.dumps(job))
-        command = [
-            sys.executable,
-            "-m",
-            "ullage.cli.main",
-            "measure",
-            str(file),
-            "--steps",
-            "3",
-            "--out",
-            str(out),
-            "--json",
-        ]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=ONE_JOB_S)
+            ran = run(["measure", str(file), "--steps", "3", "--out", str(out), "--json"])
         except subprocess.TimeoutExpired:
             return None, f"not done after {ONE_JOB_S} s"
         if out.exists():
             (record,) = json.loads(out.read_text())
-            return record, f"{json.loads(ran.stdout)['error_ratio']:+.2%}"
-        said = " ".join(ran.stderr.split())[-200:]
-        return (_out_of_memory(job), "out of memory") if "out of memory" in ran.stderr.lower() else (None, said)
+            return record, f"{json.loads(ran.out)['error_ratio']:+.2%}"
+        said = " ".join(ran.err.split())[-200:]
+        return (_out_of_memory(job), "out of memory") if "out of memory" in ran.err.lower() else (None, said)
 
 
 def _out_of_memory(job: dict[str, Any]) -> object:
