@@ -91,7 +91,7 @@ def _steps(training: Training) -> list[int]:
 
 
 def test_a_loss_that_is_no_number(begun: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "mean_loss", lambda self, stepped: float("nan"))
+    monkeypatch.setattr(Run, "over_ranks", lambda self, stepped, *figures: (float("nan"), *figures))
     with pytest.raises(UllageError, match=r"step 3: the loss is nan; lower --lr"):
         train(JOB, begun)
     assert _steps(begun) == [2]

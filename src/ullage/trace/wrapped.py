@@ -115,6 +115,8 @@ def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
 
     precision = job.precision
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
+    if precision.compute == precision.reduce == (precision.master or precision.params):
+        policy = MixedPrecisionPolicy()  # else each layer's input would be looked through for what is to be cast
     offloads = job.offload.params != "none"  # and the optimizer's states with them; nothing is pinned without a GPU
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
     groups = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
@@ -169,15 +171,15 @@ def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
 
 def clip(model: nn.Module, pipeline: Any = None, copies: Collection[nn.Parameter] = ()) -> torch.Tensor:
     """Clips to a norm of 1 over all meshes (transformers' Trainer, ``_mixed_mesh_grad_norm``) and all ranks of a pipeline's group;
-    returns the norm before, a DTensor where the parameters are of one mesh. copies: parameters that are counted elsewhere."""
+    returns the norm before. copies: parameters that are counted elsewhere.
+
+    The norm is reduced over ranks before it is used: as it comes, a part on each, clip_grad_norm_ and its caller would each reduce it.
+    """
     groups = _by_mesh(model)
-    if len(groups) == 1 and pipeline is None:
-        norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
-        return norm
     passed = set(map(id, copies))
     counted = [[one.grad for one in group if one.grad is not None and id(one) not in passed] for group in groups]
-    norms = [torch.nn.utils.get_total_norm(grads) for grads in counted]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
+    norms = [whole(torch.nn.utils.get_total_norm(grads)) for grads in counted]
+    total: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if pipeline is not None:
         squares = total.square()
         torch.distributed.all_reduce(squares, group=pipeline)

@@ -56,12 +56,21 @@ class Run:
 
     def mean_loss(self, stepped: Stepped) -> float:
         """Over all ranks; every rank calls it."""
-        loss = stepped.loss
+        return self.over_ranks(stepped)[0]
+
+    def over_ranks(self, stepped: Stepped, *figures: float) -> tuple[float, ...]:
+        """The loss, mean over all ranks, and of each figure the highest of any, in one exchange; every rank calls it."""
+        mine = torch.tensor(figures, dtype=torch.float64, device=self.device)
+        mine = torch.cat([stepped.loss.detach().double().reshape(1), mine])
         if self.job.layout.world > 1:
-            loss = loss.clone()
-            distributed.all_reduce(loss)
-            loss /= self.job.layout.world // self.job.layout.pp  # the ranks that hold the last stage
-        return float(loss)
+            gathered = mine.new_empty(self.job.layout.world * len(mine))
+            distributed.all_gather_into_tensor(gathered, mine)
+            all_of = gathered.view(-1, len(mine))
+            loss = all_of[:, 0].sum() / (
+                self.job.layout.world // self.job.layout.pp
+            )  # the ranks that hold the last stage
+            mine = torch.cat([loss.reshape(1), all_of[:, 1:].amax(0)])
+        return tuple(mine.tolist())
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Whole parameters on the CPU, by the name that they have on one device; every rank calls it."""
@@ -93,7 +102,7 @@ class Run:
         return loss
 
     def _clip(self) -> torch.Tensor:
-        return whole(clip(self.model))
+        return clip(self.model)
 
     def _update(self) -> bool:
         if self.scaler is None:

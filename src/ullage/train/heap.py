@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc, malloc.h
@@ -25,6 +27,16 @@ def give_back_what_is_freed() -> bool:
     if changed:
         ctypes.CDLL(None).malloc_trim(0)
     return changed
+
+
+@contextmanager
+def keeping_what_is_freed() -> Iterator[None]:
+    """The process keeps what it frees meanwhile, and gives it back at the end."""
+    keep_what_is_freed()
+    try:
+        yield
+    finally:
+        give_back_what_is_freed()
 
 
 def _set(parameters: dict[int, int]) -> bool:

@@ -30,6 +30,7 @@ from ullage.train.checkpoints import Checkpoints, Position
 from ullage.train.composed import Run, Stepped, run_of, stepped_in
 from ullage.train.documents import prepare, token_files
 from ullage.train.exported import export
+from ullage.train.heap import keeping_what_is_freed
 from ullage.train.memory import explained, held, limited
 from ullage.train.metrics import Metrics
 from ullage.train.places import place
@@ -58,6 +59,8 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
             stack.enter_context(claimed(training.out))
         folder = _of_first(lambda: resumed_from(training), group)
         stack.enter_context(limited(training.memory_budget, current_device()))
+        if training.memory_budget is None and current_device().type == "cpu":  # a budget counts what is kept
+            stack.enter_context(keeping_what_is_freed())
         with explained(training.out, "before the first step", training.memory_budget):
             run = run_of(
                 job,
@@ -99,7 +102,7 @@ def _stepped(
         lr = float(schedule.get_last_lr()[0])
         with explained(training.out, f"step {number}", training.memory_budget):
             stepped = run.step(micro_batches(job, tokens, number - 1))
-            loss = run.mean_loss(stepped)
+            loss, *sizes = run.over_ranks(stepped, *held(run.device))
         norm = None if stepped.grad_norm is None else float(stepped.grad_norm)
         _refuse_no_number(number, loss, norm, run, stepped)
         if not stepped.skipped:
@@ -107,7 +110,6 @@ def _stepped(
             schedule.step()
         now = perf_counter()
         seconds, before = now - before, now
-        used, reserved = held(run.device)
         one = Step(
             step=number,
             steps=steps,
@@ -120,8 +122,8 @@ def _stepped(
             step_s=seconds,
             tokens_per_s=tokens_of_a_step / seconds,
             mfu=None if possible is None else possible * tokens_of_a_step / seconds,
-            memory_bytes=used,
-            reserved_bytes=reserved,
+            memory_bytes=int(sizes[0]),
+            reserved_bytes=int(sizes[1]) if len(sizes) > 1 else None,
         )
         told(one)
         done.add(one)

@@ -75,19 +75,13 @@ def _as_of_a_card(tried_bytes: int, budget_bytes: int) -> str:
     )
 
 
-def held(device: torch.device) -> tuple[int, int | None]:
-    """Of the rank that holds most: bytes allocated at the highest moment since this was last asked, and reserved; on the CPU the process's
-    resident size, and None. Every rank calls it."""
-    if device.type == "cuda":
-        sizes = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        sizes = [_status_bytes("VmRSS")]
-    if distributed.is_initialized():
-        most = torch.tensor(sizes, device=device)
-        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
-        sizes = [int(size) for size in most]
-    return sizes[0], sizes[1] if len(sizes) > 1 else None
+def held(device: torch.device) -> list[int]:
+    """This rank's bytes allocated at the highest moment since this was last asked, and reserved; on the CPU its resident size alone."""
+    if device.type != "cuda":
+        return [_status_bytes("VmRSS")]
+    sizes = [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
+    torch.cuda.reset_peak_memory_stats()
+    return sizes
 
 
 def _status_bytes(name: str) -> int:
