@@ -99,20 +99,14 @@ class Option:
 
 def least(job: Job) -> Least:
     graph = graph_of(job)
-    found = []
-    for rank in ranks_of(job, graph):
-        peak, account = rank_peak(job, graph, rank)
-        outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        high = interval(job, account, peak, outside).high_bytes
-        found.append(
-            Least(
-                peak_bytes=peak,
-                outside_bytes=sum(one.bytes for one in outside),
-                high_bytes=high,
-                host_bytes=account.host_bytes * job.cluster.gpus_per_node,
-            )
-        )
-    return max(found, key=lambda one: one.peak_bytes)
+    peak, account = max((rank_peak(job, graph, rank) for rank in ranks_of(job, graph)), key=lambda one: one[0])
+    outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
+    return Least(
+        peak_bytes=peak,
+        outside_bytes=sum(one.bytes for one in outside),
+        high_bytes=interval(job, account, peak, outside).high_bytes,
+        host_bytes=account.host_bytes * job.cluster.gpus_per_node,
+    )
 
 
 def seconds(job: Job) -> float | None:
