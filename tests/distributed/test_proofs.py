@@ -71,6 +71,9 @@ TWO = {
         "ddp", 2, lora={"rank": 8, "targets": "all-linear"}, precision="bf16", recompute="full"
     ),
     "adapters on shards": job_of("fsdp2", 2, lora={"rank": 8}, precision="bf16-mixed"),
+    "DoRA and a head, on shards": job_of(
+        "fsdp2", 2, lora={"rank": 8, "dora": True, "modules_to_save": ["lm_head"]}, precision="bf16-mixed"
+    ),
     "adapters on shards of a base in bf16": job_of(
         "fsdp2", 2, lora={"rank": 8, "targets": "all-linear", "dtype": "bf16"}, precision="bf16", recompute="full"
     ),

@@ -28,6 +28,7 @@ SGD = {"name": "sgd", "impl": "foreach"}
 FOUR = {"grad_accum": 1}  # the same eight sequences a step on four ranks
 ONE = {"grad_accum": 4}
 PP = {"pp": 2, "pp_split": [2, 1]}
+MORE = {"dora": True, "modules_to_save": ["lm_head"]}
 TIED = {"tie_word_embeddings": True}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 
@@ -54,7 +55,7 @@ JOBS = {
     "GPipe, fp16": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, precision="fp16-mixed"),
     "states on the host": job_of("fsdp2", 2, offload={"params": "cpu", "optimizer": "cpu"}),
     "LoRA on shards": job_of("fsdp2", 2, lora={"rank": 4}, precision="bf16-mixed"),
-    "LoRA": job_of("ddp", 2, lora={"rank": 4, "dropout": 0.1}, precision="bf16-mixed"),
+    "LoRA": job_of("ddp", 2, lora={"rank": 4, "dropout": 0.1, **MORE}, precision="bf16-mixed"),
     "DeepSpeed": job_of("deepspeed", 2, zero_stage=0),
     "DeepSpeed ZeRO-1, bf16": job_of(
         "deepspeed", 2, zero_stage=1, options={**BUCKETS, "grad_accum_dtype": "fp32"}, precision="bf16-mixed"
@@ -71,7 +72,7 @@ JOBS = {
         model={**TIED, "attention_dropout": 0.3},
     ),
     "DeepSpeed ZeRO-3, LoRA": job_of(
-        "deepspeed", 2, zero_stage=3, options=STAGE_3, lora={"rank": 4}, precision="bf16-mixed"
+        "deepspeed", 2, zero_stage=3, options=STAGE_3, lora={"rank": 4, **MORE}, precision="bf16-mixed"
     ),
     "DeepSpeed ZeRO-3, fp16": job_of(
         "deepspeed", 2, zero_stage=3, options={**STAGE_3, "initial_scale_power": 20}, precision="fp16-mixed"

@@ -16,6 +16,7 @@ from tests.distributed.training import job_of
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.job import Job
 from ullage.train.batches import micro_batches, tokens_of
+from ullage.train.checkpoints import weights_in
 from ullage.train.composed import run_of
 from ullage.train.measured import measure
 from ullage.train.proof import prove
@@ -117,3 +118,17 @@ def test_adapters_of_another_base_are_not_gone_on_with(training: Training, tmp_p
         train(made, replace(given, steps=4))
     with pytest.raises(InvalidInput, match=r"a run of another lora: .*, here None"):
         train(job_of("single", 1), replace(given, steps=4))
+
+
+def test_what_is_trained_in_full_is_exported_with_its_adapters(training: Training) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    train(job(dora=True, modules_to_save=["embed_tokens", "lm_head"]), training)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded: Any = AutoPeftModelForCausalLM.from_pretrained(training.out / "hf")
+        kept = weights_in(training.out / "step-4")
+    found = dict(loaded.named_parameters())
+    assert len(kept) == 3 * 2 * 3 + 2  # A, B and DoRA's magnitudes of two linears in three layers, and the two ends
+    for name, value in kept.items():
+        assert torch.equal(found[name], value.to(found[name].dtype))

@@ -34,8 +34,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("lora", {"layout": {"tp": 2}, "precision": "bf16", "lora": {"rank": 4}}),
     ("lora", {"layout": PP, "precision": "bf16", "lora": {"rank": 4}}),
     ("precision", {"lora": {"rank": 4}}),
-    ("lora.dora", {"engine": "ddp", "precision": "bf16", "lora": {"rank": 4, "dora": True}}),
-    ("lora.modules_to_save", {"precision": "bf16", "lora": {"rank": 4, "modules_to_save": ["lm_head"]}}),
     ("lora.base", {"engine": "ddp", "precision": "bf16", "lora": {"rank": 4, "base": "nf4"}}),
     ("precision", {"engine": "ddp", "lora": {"rank": 4}}),
     ("optimizer.state", {"engine": "ddp", "precision": "bf16-mixed", "lora": {}, "optimizer": "adamw-bf16"}),

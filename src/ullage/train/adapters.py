@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ullage.job.job import Job
+from ullage.job.job import Job, Lora
 from ullage.trace.models import build
 from ullage.train.settings import Training
 from ullage.units import KIB
@@ -23,9 +23,14 @@ def adapted(job: Job, training: Training) -> dict[str, object]:
     """What adapters must have been trained as to be gone on with, by name."""
     lora = job.lora
     return {
-        "lora": None if lora is None else [lora.rank, lora.alpha, sorted(lora.targets), lora.dtype],
+        "lora": None if lora is None else [*_shape(lora)],
         "--weights": None if lora is None or training.weights is None else fingerprint(training.weights),
     }
+
+
+def _shape(lora: Lora) -> Iterator[object]:
+    yield from (lora.rank, lora.alpha, sorted(lora.targets), lora.dtype)
+    yield from ([lora.dora, sorted(lora.modules_to_save)] if lora.dora or lora.modules_to_save else [])
 
 
 def fingerprint(weights: Path) -> str:

@@ -65,8 +65,6 @@ def refuse_what_is_not_run(job: Job) -> None:
         "lora": "set" if job.lora is not None and not _adapts(job) else None,
         "lora.base": job.lora.base if job.lora is not None and job.lora.base != "bf16" else None,
         **(unmodelled(job.lora) if job.lora is not None else {}),
-        "lora.dora": "true" if job.lora is not None and job.lora.dora else None,
-        "lora.modules_to_save": (job.lora is not None and ", ".join(job.lora.modules_to_save)) or None,
         "freeze": list(job.freeze) or None,
         "compile": "true" if job.compile else None,
         "optimizer": job.optimizer.name if job.optimizer.name not in OPTIMIZERS else None,
