@@ -27,7 +27,7 @@ from ullage.planner.growing import Growing, LookedUp
 from ullage.planner.knapsack import Chosen, Groups, front
 from ullage.planner.space import NONE
 from ullage.timing import states
-from ullage.timing.again import work_again
+from ullage.timing.again import passes_again
 from ullage.timing.machine import axis_group, exchange_cost
 from ullage.timing.ops import block_work, dense_work, experts_work
 from ullage.timing.stage import place_of, send_s
@@ -235,8 +235,8 @@ class GridCosts:
             chosen = CHECKPOINT if recompute.kind == "full" else SELECTIVE
             mode = chosen if block.role == "layer" else PLAIN
             stop = self.place.early_stop
-            one, two = (work_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
-            pairs = [(a.forward, b.forward) for a, b in zip(one, two, strict=True)]
+            one, two = (passes_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
+            pairs = list(zip(one, two, strict=True))
             self._again[key] = Growing(pairs, self.place, self._looked_up, backward=False)
         return self._again[key]
 

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from ullage.frozen import replace
 from ullage.hardware.cluster import Device
-from ullage.timing.blocks import Place, covers, pass_s, waited_s
-from ullage.timing.machine import attention_s, axis_group, called, multiplied_s
+from ullage.timing.blocks import Place, covers, waited_s
+from ullage.timing.machine import attention_s, axis_group, called, multiplied_s, traffic_s
 from ullage.timing.work import Attention, Matmul, Pass, Traffic
 
 Pair = tuple[Pass, Pass]
@@ -80,7 +80,8 @@ class Growing:
         return found
 
     def _moved_s(self, traffic: Iterable[Traffic]) -> float:
-        return pass_s(Pass(traffic=tuple(traffic)), self._place, backward=self._backward)
+        device = self._place.cluster.device
+        return sum([traffic_s(device, one) for one in traffic])
 
     def _pass(self, pair: Pair) -> _GrowingPass:
         key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)

@@ -167,9 +167,8 @@ class Search:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
         for job in self.space.pipelines(base, costs.job):
             if _leaves_experts_over(job.layout):
-                broken = first_violation(job)
-                assert broken is not None
-                self._refuse(job, broken.error(), len(costs.under) * self.space.count_pipeline(base, job))
+                strategies = len(costs.under) * self.space.count_pipeline(base, job)
+                self._refuse(job, partial(_first_error, job), strategies)
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
             pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
@@ -448,8 +447,9 @@ class Search:
 
         return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=left) if left(kinds[-1]) else len(kinds)
 
-    def _refuse(self, job: Job, error: UllageError, strategies: int) -> None:
-        self.reasons.setdefault(job.engine.name, error)
+    def _refuse(self, job: Job, error: UllageError | Callable[[], UllageError], strategies: int) -> None:
+        if job.engine.name not in self.reasons:
+            self.reasons[job.engine.name] = error() if callable(error) else error
         self.counts.infeasible += strategies
         self.counts.refused += strategies
 
@@ -494,6 +494,12 @@ def _any_chunks_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> fl
 def _under_1f1b(job: Job) -> list[int]:
     """Micro-batches in flight on each rank: however a rank's layers are cut into chunks, no less is in flight."""
     return [min(job.layout.pp - rank, job.data.grad_accum) for rank in range(job.layout.pp)]
+
+
+def _first_error(job: Job) -> UllageError:
+    broken = first_violation(job)
+    assert broken is not None
+    return broken.error()
 
 
 def _leaves_experts_over(layout: Layout) -> bool:

@@ -48,11 +48,30 @@ def work_again(
     block: Block, context: Context, mode: str, recompute: Recompute, *, early_stop: bool
 ) -> tuple[OpWork, ...]:
     """What the backward runs again of a block in this mode: the forwards of these."""
+    found = _again(block, context, mode, recompute, early_stop)
+    return tuple(replace(work, forward=forward) for work, forward in found)
+
+
+def passes_again(
+    block: Block, context: Context, mode: str, recompute: Recompute, *, early_stop: bool
+) -> tuple[Pass, ...]:
+    """These forwards alone: a search asks for thousands."""
+    return tuple(forward for _, forward in _again(block, context, mode, recompute, early_stop))
+
+
+def _again(
+    block: Block, context: Context, mode: str, recompute: Recompute, early_stop: bool
+) -> Iterator[tuple[OpWork, Pass]]:
     if mode not in (CHECKPOINT, SELECTIVE):
-        return ()
+        return
     again = run_again(block, context, mode, recompute, early_stop)
-    found = (replace(one, forward=_forward(one, again)) for one in block_work(block, context))
-    return tuple(one for one in found if one.forward != Pass())
+    for one in block_work(block, context):
+        forward = _forward(one, again)
+        if forward.matmuls or forward.attention or forward.traffic or forward.exchanges:
+            yield one, forward
+
+
+_NOTHING = Pass()
 
 
 def _forward(work: OpWork, again: Again) -> Pass:
@@ -60,10 +79,10 @@ def _forward(work: OpWork, again: Again) -> Pass:
     sends = [name for how in ("gather", "reduce", "all_reduce") if (name := f"{work.name}.{how}") in again.known]
     runs = again.runs(work.name, work.module)
     if sends and not runs:
-        return Pass(exchanges=work.forward.exchanges if again.names.intersection(sends) else ())
+        return Pass(exchanges=work.forward.exchanges) if again.names.intersection(sends) else _NOTHING
     if sends and not again.names.intersection(sends):
         return replace(work.forward, exchanges=())
-    return work.forward if runs else Pass()
+    return work.forward if runs else _NOTHING
 
 
 def _names(step: Step) -> tuple[str, ...]:
