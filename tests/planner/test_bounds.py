@@ -12,6 +12,7 @@ from ullage.engines.registry import ranks_of
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.planner.bounds import again_s, modes
 from ullage.planner.costs import ShapeCosts, _kept_by
+from ullage.planner.cuts import layers_again
 from ullage.planner.space import FULL, NONE
 from ullage.planner.stages import flights
 from ullage.planner.strategies import Cut
@@ -74,7 +75,7 @@ def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: s
         recompute = strategy.family.kinds[first]
         job = strategy.job
         cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), family=strategy.family)
-        again = search._layers_again(cut, strategy.stages, [job], flights(job))
+        again = layers_again(cut, strategy.stages, [job], flights(job), search._room[id(strategy.base)])
         if again is None or recompute.kind not in ("none", "layers", "full"):
             continue
         for stage, layers in zip(strategy.stages, again, strict=True):

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import count, groupby
 
 from ullage.engines.estimate import estimate
-from ullage.engines.pipeline import takes_turns
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Job, Layout, Recompute
@@ -26,20 +25,18 @@ from ullage.planner.bounds import (
     Held,
     MemoryBound,
     StageTime,
-    again_s,
-    any_chunks_bound_s,
     computing_s,
     ends_bound_s,
     evenly_bound_s,
     longer_by,
     outside_bound_s,
     stage_times,
-    step_bound_s,
 )
 from ullage.planner.costs import LeastCosts, ShapeCosts
+from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
 from ullage.planner.grids import Grid, Grids, least_of_losses
-from ullage.planner.space import FULL, NONE, Family, Space, Split, layer_by_layer
+from ullage.planner.space import FULL, NONE, Family, Space, Split
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
 from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value
@@ -221,7 +218,7 @@ class Search:
             times = computing_s(costs, stages, family.fastest)
             under = tuple(replace(one, engine=each.engine) for each in engines)
             cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
-            seconds = _any_chunks_s(costs, one, times)
+            seconds = any_chunks_s(costs, one, times)
             self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times))
 
     def _balance(self, costs: ShapeCosts, family: Family) -> Balance:
@@ -250,7 +247,7 @@ class Search:
         if self.exhaustive:
             self._push(value, partial(self._chunked, cut))
             return
-        again = self._again_s(cut, stages)
+        again = again_of(cut, stages, self._room[id(cut.base)])
         if again is None:
             self.counts.infeasible += sum(map(self._counted(cut), self.space.chunked(cut.base, job)))
             return
@@ -259,75 +256,28 @@ class Search:
         slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
         held = Held(costs, stages[0])
         outside = min(outside_bound_s(each, held, slower[0]) for each in cut.engines)
-        self._push(self._value(job, _any_chunks_s(costs, job, slower) + outside), partial(self._chunked, cut))
+        self._push(self._value(job, any_chunks_s(costs, job, slower) + outside), partial(self._chunked, cut))
 
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""
         times = len(cut.costs.under) * len(cut.engines)
         return lambda chunked: times * self.space.count_family(cut.base, chunked, cut.family)
 
-    def _again_s(self, cut: Cut, stages: tuple[Stage, ...]) -> list[float] | None:
-        """Of each rank the least seconds of recomputation that make it fit, whatever the engine and the chunks; None where nothing does."""
-        in_flight = _under_1f1b(cut.job)
-        if not cut.family.modular:
-            again = self._layers_again(cut, stages, cut.engines, in_flight)
-            if again is None:
-                return None
-            return [again_s(cut.costs, stage, layers) for stage, layers in zip(stages, again, strict=True)]
-        found: list[float] = []
-        for stage in stages:
-            seconds = found[-1] if found else 0.0
-            if stage.first_of_kind:
-                kept = self._kept_bytes(cut, stage, cut.engines)
-                if kept is None:
-                    return None
-                room = self._room[id(cut.base)]
-                least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
-                if least is None:
-                    return None
-                seconds = least
-            found.append(seconds)
-        return found
-
-    def _layers_again(
-        self, cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[int]
-    ) -> list[int] | None:
-        """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit."""
-        room = self._room[id(cut.base)]
-        found = []
-        for stage in stages:
-            layers: int | None = 0  # of equal ranks the later ones have less in flight
-            if stage.first_of_kind:
-                kept = self._kept_bytes(cut, stage, engines)
-                layers = None
-                if kept is not None:
-                    layers = room.layers_again(cut.costs, stage, in_flight[stage.index], kept, cut.family)
-            if layers is None:
-                return None
-            found.append(layers)
-        return found
-
-    def _kept_bytes(self, cut: Cut, stage: Stage, engines: Sequence[Job]) -> float | None:
-        """States between two steps, at the least; None where they have no room at a step's end."""
-        room, held = self._room[id(cut.base)], Held(cut.costs, stage)
-        kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
-        return kept if end <= room.room_bytes else None
-
     def _chunked(self, cut: Cut, value: Value) -> None:
         """Every loss, with every number of model chunks a rank."""
         if len(cut.costs.under) > 1:
             for under in cut.costs.under:
-                self._chunked(_under_loss(cut, under), value)
+                self._chunked(under_loss(cut, under), value)
             return
         base, costs, counted = cut.base, cut.costs, self._counted(cut)
         for job in self.space.chunked(base, cut.job):
             stages = stages_of(base.job, base.graph, job.layout.pp, job.layout.vpp, job.layout.pp_split)
-            if not all(map(_all_chunks, stages)):
+            if not all(map(all_chunks, stages)):
                 self.counts.infeasible += counted(job)
                 continue
-            one = replace(cut, job=job, family=_of_chunks(cut.family, stages))
+            one = replace(cut, job=job, family=of_chunks(cut.family, stages))
             self.counts.space += len(one.engines) * len(one.family.kinds) - counted(job)
-            seconds = _steps_s(costs, job, computing_s(costs, stages, NONE))
+            seconds = steps_s(costs, job, computing_s(costs, stages, NONE))
             self._push(max(value, self._value(job, seconds)), partial(self._sharded, one, stages))
 
     def _sharded(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
@@ -346,7 +296,7 @@ class Search:
                 for at in range(len(family.kinds)):
                     self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
                 continue
-            again = self._layers_again(cut, stages, [job], in_flight)
+            again = layers_again(cut, stages, [job], in_flight, self._room[id(cut.base)])
             if again is None:
                 self.counts.infeasible += len(family.kinds)
                 continue
@@ -386,7 +336,7 @@ class Search:
         """No strategy is faster than its ranks' ``times`` and what comes after them."""
         job, costs = strategy.job, strategy.costs
         ends = ends_bound_s(times, job.data.grad_accum, costs.send_s(job))
-        ends[0] = max(ends[0], _steps_s(costs, job, times))
+        ends[0] = max(ends[0], steps_s(costs, job, times))
         slowest = max(
             end + outside_bound_s(job, Held(costs, stage), time)
             for end, stage, time in zip(ends, strategy.stages, times, strict=True)
@@ -474,28 +424,6 @@ def _dense_s(grid: Grid, job: Job) -> float:
     return least_of_losses(grid, lambda one: one.dense_s(job.data.micro_batch))
 
 
-def _under_loss(cut: Cut, costs: ShapeCosts) -> Cut:
-    """A cut whose loss was not chosen, with one."""
-    loss = costs.job.loss
-    engines = tuple(replace(one, loss=loss) for one in cut.engines)
-    return replace(cut, costs=costs, job=replace(cut.job, loss=loss), engines=engines)
-
-
-def _steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
-    """The bound of a schedule whose chunks are known."""
-    return step_bound_s(times, job.data.grad_accum, costs.send_s(job), grouped=takes_turns(job))
-
-
-def _any_chunks_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
-    """The bound of a cut whose chunks are not known."""
-    return any_chunks_bound_s(costs, times, job.data.grad_accum, costs.send_s(job))
-
-
-def _under_1f1b(job: Job) -> list[int]:
-    """Micro-batches in flight on each rank: however a rank's layers are cut into chunks, no less is in flight."""
-    return [min(job.layout.pp - rank, job.data.grad_accum) for rank in range(job.layout.pp)]
-
-
 def _first_error(job: Job) -> UllageError:
     broken = first_violation(job)
     assert broken is not None
@@ -505,18 +433,6 @@ def _first_error(job: Job) -> UllageError:
 def _leaves_experts_over(layout: Layout) -> bool:
     """Whether experts' ranks do not divide those of a pipeline stage."""
     return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
-
-
-def _of_chunks(family: Family, stages: tuple[Stage, ...]) -> Family:
-    """Of layers one by one, as many as the longest chunk has."""
-    if not family.layered:
-        return family
-    return layer_by_layer(max(sum(count for _, count, layer in part if layer) for one in stages for part in one.chunks))
-
-
-def _all_chunks(stage: Stage) -> bool:
-    """Whether each chunk of a rank has a layer."""
-    return all(any(layer for _, _, layer in part) for part in stage.chunks)
 
 
 @contextmanager
