@@ -109,3 +109,20 @@ def test_the_high_end_has_room_for_weights_that_a_recipe_upcasts(precision: str,
     unpacked = 128256 * 2048  # the embedding, tied to the head; norms aside
     room = (above["nf4"] - above["bf16"]) * found["nf4"].peak.device_bytes
     assert (room > 0.9 * 2 * unpacked) == has_room
+
+
+def test_eight_bits_keep_a_byte_a_weight_and_the_inputs_of_linears() -> None:
+    """bitsandbytes 0.50.2, MatMul8bitLt: its node holds the input as it came (2, 64, 256) -> (128, 256) in bf16, int8 weights [688, 256]
+    and fp32 scales [688]. Adapters of q and v, and attention, keep the inputs of all but the MLP's linears themselves."""
+    keys: dict[str, Any] = {"model": "llama-2-7b", "data": {"seq_len": 1024, "micro_batch": 2}, "recompute": "none"}
+    wide, narrow = (_estimate(**keys, lora={"base": base, "dtype": "bf16"}) for base in ("bf16", "int8"))
+    layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    rows = 32 * (4 * 4096 + 2 * 11008 + 4096)
+    found, before = (by_category(one.ledger) for one in (narrow, wide))
+    assert before["parameters"] - found["parameters"] == pytest.approx(layers - 4 * rows, rel=1e-4)
+    assert found["activations"] - before["activations"] == pytest.approx(32 * 2048 * (4096 + 11008) * 2, rel=1e-3)
+
+
+def test_eight_bits_need_an_engine_that_shards_nothing() -> None:
+    with pytest.raises(Unsupported, match=r"lora\.base = int8"):
+        _estimate(model=LLAMA, lora={"base": "int8"}, engine={"name": "fsdp2"}, cluster="2xA100-SXM-80GB")

@@ -8,14 +8,14 @@ from collections.abc import Sequence as Sequence_
 from ullage import dtypes
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
-from ullage.job.adapted import QUANTISED, adapters_type, model_type
+from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job, Optimizer
 from ullage.kernels import stacks, unsloth_loss
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
 from ullage.memory.rank import Rank
-from ullage.model.graph import Graph
+from ullage.model.graph import Graph, Param
 
 
 @frozen
@@ -114,12 +114,18 @@ def _loss_chunks(job: Job, graph: Graph, params: str) -> int | None:
     if job.loss.chunks is not None or job.stack != "unsloth" or job.loss.kind != "fused-linear":
         return job.loss.chunks
     weights = sum(
-        run.repeat * dtypes.size_bytes(graph.numel(param), "nf4" if param.elements in QUANTISED else params)
+        run.repeat * dtypes.size_bytes(graph.numel(param), _width(param, params))
         for run in graph.runs
         for param in run.block.params
     )
     tokens = job.data.seq_len * job.data.micro_batch
     return unsloth_loss.chunks(tokens, graph.size("vocab"), max(0, job.cluster.device.capacity_bytes - weights))
+
+
+def _width(param: Param, params: str) -> str:
+    if param.elements in PACKED:
+        return "nf4"
+    return "int8" if param.elements == "int8" else params
 
 
 def _residual(graph: Graph, params: str) -> str:

@@ -1,4 +1,4 @@
-"""Weights as bitsandbytes keeps them (functional.py, quantize_4bit): two to a byte, with a scale for each 64 of them.
+"""Weights as bitsandbytes keeps them. In four bits (functional.py, quantize_4bit) two to a byte, with a scale for each 64 of them.
 
 Double quantisation keeps the scales in 8 bits, with an fp32 scale for 256 of those. Each weight has its tables of levels for itself.
 """
@@ -6,11 +6,13 @@ Double quantisation keeps the scales in 8 bits, with an fp32 scale for 256 of th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from ullage.engines.base import sized
 from ullage.kernels.transformers_quantised import BLOCK
 from ullage.memory.program import Item
 from ullage.memory.rank import LocalParam
+from ullage.model.graph import Graph
 
 FROZEN = "frozen parameters"
 """What a ledger calls the weights beside them."""
@@ -20,11 +22,11 @@ LEVELS = 16
 """Values that four bits tell apart."""
 
 
-def held(params: Iterable[LocalParam]) -> list[Item]:
-    """What they are kept in: one Item for each kind of tensor, of one allocation a weight."""
+def held(params: Iterable[LocalParam], graph: Graph) -> list[Item]:
+    """What they are kept in: one Item for each kind of tensor, of one allocation a weight. graph: that knows the rows of each."""
     pieces: dict[tuple[str, str], list[int]] = {}
     for param in params:
-        for what, numel, dtype in _tensors(param.numel, str(param.param.elements)):
+        for what, numel, dtype in _tensors(param, graph):
             pieces.setdefault((what, dtype), []).extend([numel] * param.copies)
     return [
         sized("parameters", what, sum(numels), dtype, pieces=numels, why=f"{len(numels)} tensors")
@@ -32,8 +34,11 @@ def held(params: Iterable[LocalParam]) -> list[Item]:
     ]
 
 
-def _tensors(numel: int, base: str) -> list[tuple[str, int, str]]:
-    """(what, elements, type) of one weight of ``numel`` elements."""
+def _tensors(local: LocalParam, graph: Graph) -> list[tuple[str, int, str]]:
+    """(what, elements, type) of one weight. In 8 bits: a scale for each output feature (nn/modules.py, Int8Params: CB and SCB)."""
+    numel, base = local.numel, str(local.param.elements)
+    if base == "int8":
+        return [("8-bit weights", numel, "int8"), ("scales of 8-bit weights", _rows(local, graph), "fp32")]
     scales = -(-numel // BLOCK)
     packed = [("4-bit weights", -(-numel // 2), "uint8"), ("4-bit levels", LEVELS, "fp32")]
     if base == "nf4":
@@ -45,3 +50,11 @@ def _tensors(numel: int, base: str) -> list[tuple[str, int, str]]:
         ("mean scale", 1, "fp32"),
         ("8-bit levels", 256, "fp32"),
     ]
+
+
+def _rows(local: LocalParam, graph: Graph) -> int:
+    """Output features of a linear."""
+    (op,) = (one for one in local.block.ops if local.param in one.params)
+    inner = op.attrs["in"]
+    assert isinstance(inner, tuple)
+    return prod(graph.size(dim) for dim in local.param.dims[: -len(inner)])

@@ -110,7 +110,10 @@ def _knows(job: Job, engines: tuple[str, ...]) -> bool:
 
 def _base(job: Job) -> object:
     """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
-    packs = job.engine.name in ("single", "ddp") and job.stack in (*OF_TRANSFORMERS, "litgpt")
+    stacks = (
+        ("transformers", "liger") if job.lora is not None and job.lora.base == "int8" else (*OF_TRANSFORMERS, "litgpt")
+    )
+    packs = job.engine.name in ("single", "ddp") and job.stack in stacks
     whole = job.lora is None or job.lora.base == "bf16" or packs
     return None if whole or job.lora is None else job.lora.base
 

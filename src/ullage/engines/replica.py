@@ -17,7 +17,7 @@ from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
-from ullage.job.adapted import QUANTISED, adapters_type, model_type
+from ullage.job.adapted import QUANTISED, adapters_type, graph_of, model_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.step import Buffer, Context
@@ -77,7 +77,7 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
         _tensors(own, model_type(job), FROZEN, "parameters"),
-        *quantised([param for param in frozen if param.param.elements in QUANTISED]),
+        *quantised([param for param in frozen if param.param.elements in QUANTISED], graph_of(job)),
         _tensors(adapters, adapters_type(job), "adapters", "parameters"),
         _tensors(in_full, model_type(job), "modules trained in full", "parameters"),
     ]

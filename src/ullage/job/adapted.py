@@ -29,7 +29,9 @@ STACKS = (*OF_TRANSFORMERS, "torchtune", "litgpt")
 OF_ONE_TYPE = ("torchtune", "litgpt")
 """Stacks whose adapters have the model's own type."""
 
-QUANTISED = ("nf4", "nf4-double")
+PACKED = ("nf4", "nf4-double")
+"""Bases in four bits."""
+QUANTISED = (*PACKED, "int8")
 """Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
 replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""
 

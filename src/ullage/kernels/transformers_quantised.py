@@ -23,6 +23,10 @@ def linear(
     tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, ...], output: Value, prefix: str = ""
 ) -> Value:
     """One Linear4bit, with an adapter beside it where the op has one. output: in the input's type, as Linear4bit gives it."""
+    if any(param.elements == "int8" for param in op.params):
+        made = replace(output, name=f"{output.name}.base") if adapters.is_adapted(op) else output
+        base = _linear8bit(tape, name, source, dims, made)
+        return adapters.added_to_quantised(tape, op, source, base, output, prefix) if base is not output else base
     if not adapters.is_adapted(op):
         return _linear4bit(tape, op, name, source, dims, output)
     base = _linear4bit(tape, op, name, source, dims, replace(output, name=f"{output.name}.base"))
@@ -54,6 +58,42 @@ def _linear4bit(tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, .
         op=OP,
     )
     return tape.cast(made, output.dtype, output.name)
+
+
+def _linear8bit(tape: Tape, name: str, source: Value, dims: tuple[Dim, ...], output: Value) -> Value:
+    """Linear8bitLt.forward: MatMul8bitLt (autograd/_functions.py), whose node keeps the input as it came, for nothing.
+
+    Forward: an fp16 copy of the input, its absolute values and where they are outliers, the 8-bit input (backends/cuda/ops.py,
+    int8_vectorwise_quant); then the product in 32 bits, in fp16, and in the input's type. Backward: the whole weight in the input's type.
+    Left out: columns with an outlier, which the values decide.
+    """
+    context = tape.context
+    narrow = [context.buffer(f"{name}.int8", source.dims, "int8", f"{name} input in 8 bits")]
+    if source.dtype != "fp16":
+        narrow.append(context.buffer(f"{name}.fp16", source.dims, "fp16", f"{name} input in fp16"))
+    looked = [
+        context.buffer(f"{name}.magnitudes", source.dims, "fp16", f"{name} input, absolute values"),
+        context.buffer(f"{name}.outliers", source.dims, "bool", f"{name} input, where outliers are"),
+    ]
+    # what is looked at is gone before the product is there
+    quantised_input = Value(f"{name}.quantised", source.dims, "int8")
+    tape.emit(quantised_input.name, (source,), quantised_input, no_grad=(source,), scratch=(*narrow[1:], *looked))
+    product = [context.buffer(f"{name}.product", output.dims, "int32", f"{name} product in 32 bits")]
+    if output.dtype != "fp16":
+        product.append(context.buffer(f"{name}.product16", output.dims, "fp16", f"{name} product in fp16"))
+    whole = context.buffer(f"{name}.dequantised", dims, source.dtype, f"{name} weight, dequantised")
+    made = tape.emit(
+        name,
+        (source, quantised_input),
+        output,
+        what=f"{name} output",
+        saves=(source,),
+        no_grad=(quantised_input,),
+        scratch=tuple(product),
+        backward_scratch=(whole,),
+        op="matmul_8bit",
+    )
+    return made
 
 
 INPUTS_UNTIL = {"litgpt": "2024-12-28"}

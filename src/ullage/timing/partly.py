@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ullage import dtypes
 from ullage.frozen import FrozenMap, frozen, replace
-from ullage.job.adapted import QUANTISED
+from ullage.job.adapted import PACKED
 from ullage.kernels.step import Context, Step
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Op, Param
@@ -61,7 +61,7 @@ def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], 
         if op.kind == "linear" and op.params and not op.params[0].trainable
         for name in (op.name, str(op.attrs.get("group")))
     }
-    packed = {param.name.rpartition(".")[0]: param for param in block.params if param.elements in QUANTISED}
+    packed = {param.name.rpartition(".")[0]: param for param in block.params if param.elements in PACKED}
     for work in found:
         step = by_name.get(work.name)
         backward = work.backward

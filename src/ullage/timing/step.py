@@ -67,6 +67,8 @@ def _refuse(job: Job) -> None:
         raise Unsupported(what, key="a model of which only a part is trained")
     if job.lora is not None and job.lora.dora:
         raise Unsupported("is not timed", key="lora.dora", value="true")
+    if job.lora is not None and job.lora.base == "int8":
+        raise Unsupported("is not timed", key="lora.base", value="int8")
     offload.refuse(job)
     if job.precision.compute == "fp4":
         raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
