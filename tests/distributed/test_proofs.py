@@ -15,6 +15,7 @@ pytestmark = pytest.mark.xdist_group("proofs")  # one worker, so that its proces
 STEPS = 20
 TIMEOUT_S = 600.0
 TP = {"tp": 2}
+SP = {"tp": 2, "sp": True}
 PP = {"pp": 2, "pp_split": [2, 1]}
 CHUNKS = {"layout": {"pp": 2, "vpp": 2, "schedule": "interleaved-1f1b"}, "model": {"num_hidden_layers": 4}}
 TIED_CHUNKS = {**CHUNKS["model"], "tie_word_embeddings": True}
@@ -24,6 +25,7 @@ FOUR = {
     "ZeRO-3": job_of("fsdp2", 4, data={"grad_accum": 1}),
     "ZeRO-3 x TP": job_of("fsdp2", 4, layout=TP, model={"model_type": "qwen3", "tie_word_embeddings": True}),
     "ZeRO-2 x TP, bf16": job_of("fsdp2", 4, layout=TP, zero_stage=2, precision="bf16-mixed", recompute="full"),
+    "ZeRO-3 x TP along the sequence": job_of("fsdp2", 4, layout=SP),
     "ZeRO-3 x TP, fp16": job_of("fsdp2", 4, layout=TP, precision="fp16-mixed"),
     "ZeRO-3 x PP": job_of("fsdp2", 4, layout=PP),
     "ZeRO-3 x interleaved 1F1B, bf16": job_of("fsdp2", 4, precision="bf16-mixed", **CHUNKS),
@@ -56,6 +58,10 @@ TWO = {
     "ZeRO-3, fp16": job_of("fsdp2", 2, precision="fp16-mixed"),
     "TP": job_of("fsdp2", 2, layout=TP, recompute="full"),
     "TP, bf16": job_of("fsdp2", 2, layout=TP, precision="bf16-mixed", recompute="selective"),
+    "TP along the sequence": job_of("fsdp2", 2, layout=SP, recompute="full"),
+    "TP along the sequence, bf16": job_of(
+        "fsdp2", 2, layout=SP, precision="bf16-mixed", model={"model_type": "qwen3", "tie_word_embeddings": True}
+    ),
     "GPipe": job_of("fsdp2", 2, layout={**PP, "schedule": "gpipe"}, recompute="full"),
     "1F1B, fp16": job_of("fsdp2", 2, layout=PP, precision="fp16-mixed"),
     "1F1B": job_of("fsdp2", 2, layout=PP, data={"grad_accum": 3}, recompute={"layers": 1}),

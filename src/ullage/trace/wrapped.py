@@ -7,7 +7,7 @@ device and given memory once they are cut, as from_pretrained does. FSDP2 wraps 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -40,9 +40,9 @@ def mesh_of(job: Job, device: str = "cpu") -> Any:
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def cut(model: Any, mesh: Any) -> None:
-    """Cuts a model by its own plan of tensor parallelism: each rank keeps its part of what it has whole. One that is on the meta
-    device is given memory."""
+def cut(model: Any, mesh: Any, changed: Callable[[Any, dict[str, str]], dict[str, str]] | None = None) -> None:
+    """Cuts a model by its own plan of tensor parallelism, or what ``changed`` makes of it: each rank keeps its part of what it has whole.
+    One that is on the meta device is given memory."""
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -50,6 +50,7 @@ def cut(model: Any, mesh: Any) -> None:
         plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
     except ValueError as error:
         raise Unsupported(f"has no plan in transformers: {error}", key="layout.tp", value=mesh.size()) from None
+    plan = plan if changed is None else changed(model, plan)
     for name in model.all_tied_weights_keys:  # each is cut by itself, and tied again
         place, _, param = name.rpartition(".")
         module = model.get_submodule(place)
