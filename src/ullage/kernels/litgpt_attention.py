@@ -149,7 +149,8 @@ def rope(tape: Tape, op: Op) -> None:
 
 
 def attention(tape: Tape, op: Op) -> Value:
-    """sdpa, or written out where scores are capped: keys and values of every query head."""
+    """sdpa, or written out where scores are capped: keys and values of every query head. q came out of a concatenation, heads first,
+    which the kernel's output takes over and the reshape for the projection copies."""
     tape.module = op.module
     q, k, v = (tape[name] for name in op.inputs)
     if tape.context.size("kv_heads") < tape.context.size("heads") and "heads" not in k.dims:
@@ -159,15 +160,17 @@ def attention(tape: Tape, op: Op) -> Value:
     context = tape.context
     lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
     output = tape.like(op.outputs[0], q.dtype)
-    return tape.emit(
-        "attention",
+    made = replace(output, name="attention.heads_first")
+    tape.emit(
+        made.name,
         (q, k, v),
-        output,
+        made,
         what="attention output",
         beside=(lse,),
-        saves=(q, k, v, output, lse.name),
+        saves=(q, k, v, made, lse.name),
         backward_scratch=flash_backward(context, shared_heads=False),
     )
+    return tape.emit("attention", (made,), output, what="attention output, tokens first", passes=(made,))
 
 
 def _capped(tape: Tape, op: Op, q: Value, k: Value, v: Value) -> Value:
