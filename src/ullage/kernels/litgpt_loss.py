@@ -81,7 +81,8 @@ def _returned(tape: Tape, logits: list[Value]) -> list[Value]:
     found = []
     before = _before(tape, logits)
     if before:  # from the first layer on, but nowhere as much is there as in the last projection and behind it
-        tape.steps[-1] = replace(tape.steps[-1], scratch=(*tape.steps[-1].scratch, *before))
+        last = max(at for at, step in enumerate(tape.steps) if step.name.endswith("lm_head"))
+        tape.steps[last:] = [replace(step, scratch=(*step.scratch, *before)) for step in tape.steps[last:]]
     for index, one in enumerate(logits):
         name = f"logits.{index}.fp32"
         wide = Value(name, one.dims, "fp32")
