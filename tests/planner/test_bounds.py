@@ -11,8 +11,9 @@ from ullage.engines.estimate import rank_peak
 from ullage.engines.registry import ranks_of
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.planner.bounds import again_s, modes
-from ullage.planner.costs import ShapeCosts, _kept_by
+from ullage.planner.costs import _kept_by
 from ullage.planner.cuts import layers_again
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE
 from ullage.planner.stages import flights
 from ullage.planner.strategies import Cut

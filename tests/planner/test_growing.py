@@ -7,7 +7,8 @@ from ullage.frozen import replace
 from ullage.job.adapted import graph_of
 from ullage.job.job import Loss
 from ullage.job.read import read_job
-from ullage.planner.costs import GridCosts, LeastCosts, ShapeCosts
+from ullage.planner.costs import GridCosts
+from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE
 from ullage.timing.blocks import pass_s
 from ullage.timing.ops import block_work

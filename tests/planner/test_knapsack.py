@@ -8,8 +8,9 @@ import pytest
 
 from ullage.job.job import Recompute
 from ullage.planner.balance import _again
-from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.costs import GridCosts
 from ullage.planner.knapsack import groups
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import Family, Space, modules_of, of_modules, subsets
 from ullage.planner.wanted import bases, wanted
 

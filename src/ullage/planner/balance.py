@@ -15,8 +15,9 @@ from math import inf
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.planner.bounds import wire_bound_s
-from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.costs import GridCosts
 from ullage.planner.knapsack import Chosen
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.states import BytesPerElement, each_element
 from ullage.timing.machine import exchange_cost

@@ -18,7 +18,8 @@ from ullage.engines.interval import LEAST_ABOVE
 from ullage.frozen import frozen, replace
 from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
-from ullage.planner.costs import GridCosts, ShapeCosts
+from ullage.planner.costs import GridCosts
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.stages import Counts, Stage, flights
 from ullage.planner.states import each_element

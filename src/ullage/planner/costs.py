@@ -1,36 +1,36 @@
-"""What one block costs one rank, by the shape of its tensors: seconds, and bytes that a forward leaves for the backward.
+"""What one block costs one rank under a grid, a choice of the degrees that divide it (tensor, sequence, context, expert parallelism) with a
+loss: seconds, and bytes that a forward leaves for the backward, of any number of sequences.
 
-A *grid* is a choice of the degrees that divide a block (tensor, sequence, context, expert parallelism) with a loss; a *shape* is a grid
-with a micro-batch. How many blocks a rank has, how often it runs them and what is divided over replicas is arithmetic on top.
+A grid with a micro-batch is a shape (shapes.py). How many blocks a rank has, how often it runs them and what is divided over replicas is
+arithmetic on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import TypeVar
 
 from ullage.engines.base import context_of
-from ullage.frozen import frozen, replace
+from ullage.frozen import replace
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Recompute
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
-from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_bytes
+from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
 from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import ROUTED, Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp
-from ullage.planner.knapsack import Chosen, Groups, front
-from ullage.planner.space import NONE
+from ullage.planner.knapsack import Groups
 from ullage.timing import states
 from ullage.timing.again import passes_again
 from ullage.timing.machine import axis_group, exchange_cost
 from ullage.timing.ops import block_work, dense_work, experts_work
-from ullage.timing.stage import place_of, send_s
+from ullage.timing.stage import place_of
 from ullage.timing.work import Exchange, OpWork
 
 Both = tuple[Growing, Growing]
@@ -38,20 +38,6 @@ Both = tuple[Growing, Growing]
 _RULE = GradRule(mode="add")
 
 Answer = TypeVar("Answer")
-
-
-@frozen
-class BlockCost:
-    """dense, experts: elements of its parameters on this rank. forward_s, backward_s: without recomputation."""
-
-    dense: int
-    experts: int
-    forward_s: float
-    backward_s: float
-
-    @property
-    def both_s(self) -> float:
-        return self.forward_s + self.backward_s
 
 
 class GridCosts:
@@ -259,127 +245,6 @@ class GridCosts:
 
 def _has_loss(block: Block) -> bool:
     return any(op.kind == "loss" or op.name.endswith("lm_head") for op in block.ops)
-
-
-class ShapeCosts:
-    """The kinds of block of a graph as a job of one shape runs them; what is asked for late is computed late.
-
-    A kind is an index into ``kinds(graph)``: a search looks it up a million times.
-    """
-
-    def __init__(self, grid: GridCosts, job: Job) -> None:
-        micro_batch = job.data.micro_batch
-        blocks = [
-            BlockCost(
-                dense=dense,
-                experts=experts,
-                forward_s=forward.seconds(micro_batch),
-                backward_s=backward.seconds(micro_batch),
-            )
-            for (dense, experts), (forward, backward) in zip(grid.numels, grid.works, strict=True)
-        ]
-        self._of(grid, job, blocks, (self,))
-
-    def _of(self, grid: GridCosts, job: Job, blocks: list[BlockCost], under: tuple[ShapeCosts, ...]) -> None:
-        """under: with each loss."""
-        self.grid, self.job, self.blocks, self.under = grid, job, blocks, under
-        self.micro_batch = job.data.micro_batch
-        self.is_layer = grid.is_layer
-        self._kept: dict[object, list[int]] = {}
-        self._sends: dict[tuple[int, int], float] = {}
-        layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
-        self.layers_s = [seconds for seconds, times in layers for _ in range(times)]
-        self.shortest_s = min(self.layers_s)
-        self.first_s = self._role_s("embedding")
-        self.last_s = self._role_s("head", "loss")
-        self.whole_s = sum(times * self.blocks[kind].both_s for kind, times, _ in grid.runs)
-
-    @cached_property
-    def sent_bytes(self) -> int:
-        """A layer's output, which a pipeline rank sends on."""
-        layer = next(block for block in self.grid.kinds if block.role == "layer")
-        return stream_bytes(layer.output, self.context)
-
-    @cached_property
-    def groups(self) -> list[list[Chosen]]:
-        """Of each group of modules that share no tensor the sets of them, the empty one first."""
-        return self.grid.groups.measured(self.micro_batch)
-
-    @cached_property
-    def selections(self) -> tuple[Chosen, ...]:
-        """Sets of modules to recompute that no other set beats."""
-        return front(self.groups)
-
-    @cached_property
-    def smallest(self) -> list[int]:
-        """Of each kind, the bytes that it leaves behind under whichever set of modules leaves least of it."""
-        found = list(self.kept(NONE))
-        for at, kind in enumerate(self.grid.groups.layers):
-            found[kind] += sum(min([one.left_bytes[at] for one in some]) for some in self.groups)
-        return found
-
-    def _role_s(self, *roles: str) -> float:
-        return sum(times * self.blocks[kind].both_s for kind, times, role in self.grid.runs if role in roles)
-
-    @cached_property
-    def context(self) -> Context:
-        return context_of(self.job, self.grid.graph)
-
-    def again_s(self, kind: int, recompute: Recompute) -> float:
-        """Seconds of a block's recomputation in one backward."""
-        if recompute.kind == "none":
-            return 0.0
-        if recompute.kind == "full" and not self.grid.place.early_stop and not self.job.compile:
-            return self.blocks[kind].forward_s
-        return self.grid.again(kind, recompute).seconds(self.micro_batch)
-
-    def kept(self, recompute: Recompute) -> list[int]:
-        """Of each kind, the bytes that one more such block in a chunk leaves behind after a forward; of layers, recomputed like this."""
-        key = (recompute.kind, recompute.modules)
-        if key not in self._kept:
-            self._kept[key] = [
-                self.grid.kept_bytes(kind, recompute if block.role == "layer" else NONE, self.micro_batch)
-                for kind, block in enumerate(self.grid.kinds)
-            ]
-        return self._kept[key]
-
-    def send_s(self, job: Job) -> float:
-        """Seconds in which a stage's output is sent on."""
-        key = job.layout.dp, job.layout.pp
-        if key not in self._sends:
-            self._sends[key] = send_s(job, self.context)
-        return self._sends[key]
-
-    def wire_s(self, job: Job) -> list[tuple[float, float]]:
-        """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
-        return self.grid.wire_s(job)
-
-
-class LeastCosts(ShapeCosts):
-    """A shape whose loss is not chosen: of each kind of block the least, layers being the same under any."""
-
-    def __init__(self, under: Sequence[ShapeCosts]) -> None:
-        blocks = [
-            BlockCost(
-                dense=some[0].dense,
-                experts=some[0].experts,
-                forward_s=min([one.forward_s for one in some]),
-                backward_s=min([one.backward_s for one in some]),
-            )
-            for some in zip(*(one.blocks for one in under), strict=True)
-        ]
-        self._of(under[0].grid, under[0].job, blocks, tuple(under))
-
-    def kept(self, recompute: Recompute) -> list[int]:
-        key = (recompute.kind, recompute.modules)
-        if key not in self._kept:
-            found = list(self.under[0].kept(recompute))
-            for other in self.under[1:]:
-                for kind in other.grid.own_kinds:
-                    how = recompute if self.is_layer[kind] else NONE
-                    found[kind] = min(found[kind], other.grid.kept_bytes(kind, how, self.micro_batch))
-            self._kept[key] = found
-        return self._kept[key]
 
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:

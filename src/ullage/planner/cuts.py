@@ -8,7 +8,7 @@ from ullage.engines.pipeline import takes_turns
 from ullage.frozen import replace
 from ullage.job.job import Job
 from ullage.planner.bounds import Held, MemoryBound, StageTime, again_s, any_chunks_bound_s, step_bound_s
-from ullage.planner.costs import ShapeCosts
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import Family, layer_by_layer
 from ullage.planner.stages import Stage
 from ullage.planner.strategies import Cut

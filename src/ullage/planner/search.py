@@ -32,10 +32,10 @@ from ullage.planner.bounds import (
     outside_bound_s,
     stage_times,
 )
-from ullage.planner.costs import LeastCosts, ShapeCosts
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
 from ullage.planner.grids import Grid, Grids, least_of_losses
+from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE, Family, Space, Split
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ullage.engines.estimate import Estimate
 from ullage.frozen import frozen
 from ullage.job.job import Job
-from ullage.planner.costs import ShapeCosts
+from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import Family
 from ullage.planner.stages import Stage
 from ullage.planner.wanted import Base
