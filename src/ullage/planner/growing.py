@@ -81,7 +81,7 @@ class Growing:
 
     def _moved_s(self, traffic: Iterable[Traffic]) -> float:
         device = self._place.cluster.device
-        return sum([traffic_s(device, one) for one in traffic])
+        return sum([traffic_s(device, one, backward=self._backward) for one in traffic])
 
     def _pass(self, pair: Pair) -> _GrowingPass:
         key = pair, self._backward and bool(pair[0].matmuls or pair[0].attention)
