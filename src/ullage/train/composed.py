@@ -63,9 +63,8 @@ class Run:
         mine = torch.tensor(figures, dtype=torch.float64, device=self.device)
         mine = torch.cat([stepped.loss.detach().double().reshape(1), mine])
         if self.job.layout.world > 1:
-            gathered = mine.new_empty(self.job.layout.world * len(mine))
-            distributed.all_gather_into_tensor(gathered, mine)
-            all_of = gathered.view(-1, len(mine))
+            all_of = mine.new_empty(self.job.layout.world, len(mine))
+            distributed.all_gather(list(all_of), mine)
             loss = all_of[:, 0].sum() / (
                 self.job.layout.world // self.job.layout.pp
             )  # the ranks that hold the last stage
