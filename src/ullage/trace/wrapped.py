@@ -116,7 +116,7 @@ def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
 
     precision = job.precision
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce])
-    if precision.compute == precision.reduce == (precision.master or precision.params):
+    if job.lora is None and precision.compute == precision.reduce == (precision.master or precision.params):
         policy = MixedPrecisionPolicy()  # else each layer's input would be looked through for what is to be cast
     offloads = job.offload.params != "none"  # and the optimizer's states with them; nothing is pinned without a GPU
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
