@@ -27,3 +27,19 @@ def test_what_no_account_reads_is_refused_by_name(engine: dict[str, object], key
 def test_offload_that_an_engine_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(Unsupported, match=r"offload\.optimizer"):
         estimate(job({"name": name}, data={"seq_len": 256}, offload={"optimizer": "cpu"}))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3.2-1b", "llama-3.1-8b"])
+def test_a_head_whose_gradient_is_made_in_the_forward_is_refused_where_it_would_be_lost(model: str) -> None:
+    """torchtitan's chunked loss, of a head that is tied or not: DeepSpeed's flat gradients would miss it."""
+    with pytest.raises(Unsupported, match=r"loss = fused-linear"):
+        estimate(
+            job(
+                {"name": "deepspeed", "zero_stage": 0},
+                model=model,
+                stack="torchtitan",
+                precision="fp32",
+                loss="fused-linear",
+                data={"seq_len": 128},
+            )
+        )

@@ -52,6 +52,13 @@ def refuse_what_is_not_read(job: Job) -> None:
         raise Unsupported(
             f"is not modelled in stack {job.stack}", key="loss", value=job.loss.kind, allowed=", ".join(losses)
         )
+    if job.stack == "torchtitan" and job.loss.kind == "fused-linear" and job.engine.name == "deepspeed":
+        raise Unsupported(
+            "hands the head's gradient on in the forward, which is not modelled under engine deepspeed",
+            key="loss",
+            value=job.loss.kind,
+            remedy="use full, or engine fsdp2",
+        )
     for key, is_set in _KEYS.items():
         value = is_set(job)
         if value is not None:
