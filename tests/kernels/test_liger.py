@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.kernels.layers import layer_keeps
 
 import ullage
 from ullage.engines.base import context_of
@@ -10,8 +11,6 @@ from ullage.errors import Unsupported
 from ullage.frozen import replace
 from ullage.job.read import read_job
 from ullage.kernels.stacks import lower
-from ullage.memory.block import BlockSteps
-from ullage.memory.block_replay import BlockReplay
 from ullage.model.build import graph
 from ullage.units import GIB
 
@@ -28,17 +27,8 @@ JOB: dict[str, object] = {
 }
 
 
-def layer_keeps(**keys: object) -> int:
-    """Bytes that a layer's forward leaves beyond the stream."""
-    job = read_job({**JOB, **keys})
-    model = graph(job.model)
-    block = next(run.block for run in model.runs if run.block.role == "layer")
-    context = context_of(job, model)
-    stream = context.buffer("x", block.input.dims).bytes
-    steps = BlockSteps(
-        steps=lower(block, context), input=block.input.name, input_bytes=stream, output=block.output.name
-    )
-    return BlockReplay(steps).run().forward.delta_bytes
+def keeps(**keys: object) -> int:
+    return layer_keeps(read_job({**JOB, **keys}))
 
 
 def test_a_layer_keeps_what_its_kernels_need() -> None:
@@ -47,8 +37,8 @@ def test_a_layer_keeps_what_its_kernels_need() -> None:
     stream = 2 * tokens * hidden
     wide = 8192 / hidden
     expected = stream * (6 + 2 * ratio + 3 * wide) + 4 * tokens * heads + 2 * 4 * tokens
-    assert layer_keeps() == pytest.approx(expected, rel=0.001)
-    assert layer_keeps(stack="transformers", loss="full") == pytest.approx(
+    assert keeps() == pytest.approx(expected, rel=0.001)
+    assert keeps(stack="transformers", loss="full") == pytest.approx(
         stream * (10 + 2 * ratio + 4 * wide) + 4 * tokens * heads, rel=0.01
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import liger_loss, transformers, transformers_norm, transformers_rope
+from ullage.kernels import fused, liger_loss, transformers, transformers_norm, transformers_rope
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.kernels.transformers_loss import version_of
@@ -43,7 +43,7 @@ _CHUNKS_ONE_PROJECTION = frozenset({"phi3"})
 """Families whose gate and up are halves of one projection, which the kernel asks for as tensors of their own (ensure_contiguous)."""
 
 _MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148}
-"""Of the largest card of each compute capability: a norm's backward has one row of partial sums for each."""
+"""Of the largest card of each compute capability (NVIDIA's architecture papers): a norm's backward has one row of partial sums for each."""
 
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
@@ -85,26 +85,11 @@ def norm(tape: Tape, op: Op) -> Value:
     partial sums in fp32."""
     if op.attrs["norm"] == "layernorm":
         return transformers_norm.norm(tape, op)
-    tape.module = op.module
     source = tape[op.inputs[0]]
     if op.attrs.get("per_head") is False:  # over all heads of a token at once
         source = replace(source, dims=(*source.dims[:2], tape.context.numel(source.dims[2:])))
-    rstd = tape.context.buffer(f"{op.name}.rstd", source.rows, "fp32", f"{op.name} reciprocal root mean square")
-    weights = tuple(tape.weight(param.name, param.dims) for param in op.params)
-    sums = () if not weights else (_partial_sums(tape, op, source),)
-    tape.emit(
-        op.name,
-        (source,),
-        Value(op.outputs[0].name, op.outputs[0].dims, source.dtype),
-        what=f"{op.name} output",
-        beside=(rstd,),
-        saves=(source, rstd.name),
-        passes=() if tape.family in _OUT_OF_PLACE else (source,),
-        backward_scratch=sums,
-        weights=weights,
-        serves={one.name: tuple(weight.param for weight in weights) for one in sums},
-    )
-    return tape[op.outputs[0].name]
+    sums = (_partial_sums(tape, op, source),) if op.params else ()
+    return fused.rms_norm(tape, op, source, in_place=tape.family not in _OUT_OF_PLACE, sums=sums)
 
 
 def _partial_sums(tape: Tape, op: Op, source: Value) -> Buffer:

@@ -7,9 +7,11 @@ head's gradient is a tensor of its own, and its fp32 copy another.
 from __future__ import annotations
 
 from ullage.errors import Unsupported
+from ullage.kernels import fused
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, Context
+from ullage.kernels.transformers_linear import weight_of_head
 from ullage.kernels.transformers_loss import version_of
 from ullage.model.graph import BATCH, SEQ, Op
 
@@ -27,38 +29,16 @@ def release(context: Context) -> tuple[int, ...]:
 
 def loss(tape: Tape, head: Op, op: Op) -> Value:
     """Keeps the gradient of the head's input and, where the head is trained, of its weight: no logits stay."""
-    context = tape.context
     if tape.family in _HAS_NO_FUSED_LOSS or adapters.is_adapted(head):
         what = f"for {tape.family}" if tape.family in _HAS_NO_FUSED_LOSS else "with an adapter on the head"
         raise Unsupported(f"does not exist in Liger {what}", key="loss", value="fused-linear", remedy="use full")
     tape.module = "loss"
     stream = tape[head.inputs[0]]
     source = _shifted(tape, stream)
-    shared = head.attrs.get("shared")
-    name, dims = (
-        (shared, ("vocab", "hidden")) if isinstance(shared, str) else (head.params[0].name, head.params[0].dims)
-    )
-    stored = tape.weight_dtype
-    narrow = tape.cast_weight(name, dims, stored)
-    trained = name not in tape.frozen
-    made = [tape.scratch("head_in.grad", source)]
-    hands = {source.name: "head_in.grad"}
-    if trained:
-        made.append(context.buffer("head.grad", dims, stored, "gradient of the head, made with the loss"))
-        hands[name] = "head.grad"
-    result = tape.emit(
-        op.name,
-        (source, *([narrow] if narrow else [])),
-        tape.like(op.outputs[0], "fp32"),
-        what="loss",
-        beside=tuple(made),
-        saves=tuple(one.name for one in made),
-        no_grad=(narrow,) if narrow else (),
-        scratch=_working(tape, source, dims, trained=trained, casts=narrow is not None),
-        weights=(context.weight(name, dims, stored),),
-        hands=hands,
-        serves={"head.grad": (name,)} if trained else {},
-    )
+    name, dims = weight_of_head(head)
+    narrow = tape.cast_weight(name, dims, tape.weight_dtype)
+    scratch = _working(tape, source, dims, trained=name not in tape.frozen, casts=narrow is not None)
+    result = fused.loss_with_gradients(tape, head, op, source, scratch=scratch, narrow=narrow)
     tape.hold(stream, source)
     return result
 
@@ -89,7 +69,8 @@ def _working(
     compute = context.compute
     vocab, width = (context.size(dim) for dim in dims)
     tokens = context.numel(source.rows)
-    rows = min(tokens, _power_of_two(-(-tokens // -(-vocab // width))))
+    share = -(-tokens // -(-vocab // width))
+    rows = min(tokens, 1 << (share - 1).bit_length())  # triton.next_power_of_2
     copies = 2 if rows < tokens else 1
     logits = context.buffer(
         "chunk.logits", (rows, vocab), compute, "logits of one chunk, and of the one before", copies
@@ -106,13 +87,9 @@ def _working(
         )
     if release(context) < (0, 6, 2) or not trained:
         return (logits, *beside)
-    share = [
+    of_the_head = [
         context.buffer("chunk.logits", (rows, vocab), compute, "gradient of one chunk's logits"),
         context.buffer("chunk.head_grad", dims, compute, "what one chunk adds to the head's gradient"),
         context.buffer("chunk.head_grad_fp32", dims, "fp32", "what one chunk adds to the head's gradient, fp32"),
     ]
-    return (*max(((logits,), tuple(share)), key=lambda parts: sum(one.bytes for one in parts)), *beside)
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    return (*max(((logits,), tuple(of_the_head)), key=lambda parts: sum(one.bytes for one in parts)), *beside)

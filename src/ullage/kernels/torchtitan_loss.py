@@ -135,4 +135,7 @@ def _chunked_linear(op: Op, context: Context) -> Step:
         _part("chunk.grad_fp32", context, "fp32", "gradient of one chunk's logits"),
     ]
     grad = context.buffer("hidden_grad", hidden, what="gradient of the hidden states")
-    return Step(name="loss", reads=(source,), writes=(output, grad), saves=(grad.name,), scratch=tuple(scratch))
+    hands = ((source, grad.name),)
+    return Step(
+        name="loss", reads=(source,), writes=(output, grad), saves=(grad.name,), scratch=tuple(scratch), hands=hands
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ullage.errors import Unsupported
 from ullage.kernels.eager import Tape, Value
+from ullage.kernels.transformers_linear import weight_of_head
 from ullage.model.graph import Op
 
 
@@ -24,10 +25,7 @@ def loss(tape: Tape, head: Op, op: Op) -> Value:
     tape.module = "loss"
     source = tape[head.inputs[0]]
     cast = tape.cast(source, context.compute, "head_in.cut") if context.autocast else source
-    shared = head.attrs.get("shared")
-    name, dims = (
-        (shared, ("vocab", "hidden")) if isinstance(shared, str) else (head.params[0].name, head.params[0].dims)
-    )
+    name, dims = weight_of_head(head)
     stored = tape.weight_dtype
     lse = context.buffer("lse", cast.rows, "fp32", "log-sum-exp of the logits")
     mean = context.buffer("logit_avg", ("vocab",), "fp32", "mean logit of each word")

@@ -41,6 +41,12 @@ def of_chunk(tape: Tape, op: Op, source: Value, name: str, dims: tuple[Dim, ...]
     return _projected(tape, op, source, params, Value(name, dims, tape.context.compute), prefix=f"{name}.")
 
 
+def weight_of_head(head: Op) -> tuple[str, tuple[Dim, ...]]:
+    """The name and dimensions of what the head multiplies with: its own weight, or the embedding's where they are tied."""
+    shared = head.attrs.get("shared")
+    return (shared, ("vocab", "hidden")) if isinstance(shared, str) else (head.params[0].name, head.params[0].dims)
+
+
 def _projected(
     tape: Tape, op: Op, source: Value, params: Named, output: Value, *, rows: bool = False, prefix: str = ""
 ) -> Value:

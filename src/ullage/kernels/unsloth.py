@@ -10,7 +10,7 @@ from functools import partial
 
 from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
-from ullage.kernels import transformers, transformers_norm, unsloth_loss
+from ullage.kernels import fused, transformers, transformers_norm, unsloth_loss
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value
@@ -94,18 +94,7 @@ def norm(tape: Tape, op: Op) -> Value:
     """Keeps its input and one number a row; its weight gets no gradient."""
     if op.attrs["norm"] == "layernorm" or any(param.trainable for param in op.params):
         return transformers_norm.norm(tape, op)
-    tape.module = op.module
-    source = tape[op.inputs[0]]
-    rstd = tape.context.buffer(f"{op.name}.rstd", source.rows, "fp32", f"{op.name} reciprocal root mean square")
-    return tape.emit(
-        op.name,
-        (source,),
-        Value(op.outputs[0].name, op.outputs[0].dims, source.dtype),
-        what=f"{op.name} output",
-        beside=(rstd,),
-        saves=(source, rstd.name),
-        passes=() if tape.family in _OUT_OF_PLACE else (source,),
-    )
+    return fused.rms_norm(tape, op, tape[op.inputs[0]], in_place=tape.family not in _OUT_OF_PLACE)
 
 
 def rope(tape: Tape, op: Op) -> None:
