@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.kernels.layers import layer_keeps
 
 import ullage
-from ullage.engines.base import context_of
 from ullage.errors import Unsupported
-from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
-from ullage.kernels.stacks import lower
 from ullage.kernels.unsloth_loss import chunks
-from ullage.memory.block import BlockSteps
-from ullage.memory.block_replay import BlockReplay
 from ullage.units import GIB
 
 TOKENS = 1024
@@ -29,17 +25,8 @@ JOB: dict[str, object] = {
 }
 
 
-def layer_keeps(**keys: object) -> int:
-    """Bytes that the second layer's forward leaves beyond the stream."""
-    job = read_job({**JOB, **keys})
-    model = graph_of(job)
-    block = [run.block for run in model.runs if run.block.role == "layer"][-1]
-    context = context_of(job, model)
-    stream = context.buffer("x", block.input.dims).bytes
-    steps = BlockSteps(
-        steps=lower(block, context), input=block.input.name, input_bytes=stream, output=block.output.name
-    )
-    return BlockReplay(steps).run().forward.delta_bytes
+def keeps(**keys: object) -> int:
+    return layer_keeps(read_job({**JOB, **keys}))
 
 
 def test_a_layer_keeps_what_its_functions_need() -> None:
@@ -47,12 +34,12 @@ def test_a_layer_keeps_what_its_functions_need() -> None:
     hidden, heads, groups, ratio = 4096, 32, 8 / 32, 14336 / 4096
     stream = 2 * TOKENS * hidden
     expected = stream * (6 + 2 * groups + 2 * ratio) + 4 * TOKENS * heads + 2 * 4 * TOKENS
-    assert layer_keeps() == pytest.approx(expected, rel=0.001)
+    assert keeps() == pytest.approx(expected, rel=0.001)
 
 
 def test_dropout_falls_back_to_peft() -> None:
     """models/llama.py, patch_peft_model: fast functions know no dropout."""
-    assert layer_keeps(lora={**EVERY, "dropout": 0.1}) > 1.5 * layer_keeps()
+    assert keeps(lora={**EVERY, "dropout": 0.1}) > 1.5 * keeps()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +85,12 @@ def test_chunks_of_the_loss_follow_the_free_memory() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "key"),
-    [({"model": "phi-2"}, "stack"), ({"loss": "chunked"}, "loss"), ({"recompute": "selective"}, "recompute")],
+    [
+        ({"model": "phi-2"}, "stack"),
+        ({"lora": None}, "stack"),
+        ({"loss": "chunked"}, "loss"),
+        ({"recompute": "selective"}, "recompute"),
+    ],
 )
 def test_what_unsloth_has_not_is_refused(keys: dict[str, object], key: str) -> None:
     with pytest.raises(Unsupported) as raised:
