@@ -17,7 +17,7 @@ from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
-from ullage.job.adapted import QUANTISED, adapters_type, graph_of, model_type
+from ullage.job.adapted import QUANTISED, adapters_type, graph_of, is_adapter, model_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.step import Buffer, Context
@@ -72,8 +72,8 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
         return [parameters(rank, job.precision.params)]
     frozen = [param for param in rank.params if not param.param.trainable]
     trained = [param for param in rank.params if param.param.trainable]
-    adapters = [param for param in trained if ".lora_" in param.name]
-    in_full = [param for param in trained if ".lora_" not in param.name]
+    adapters = [param for param in trained if is_adapter(param.name)]
+    in_full = [param for param in trained if not is_adapter(param.name)]
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
         _tensors(own, model_type(job), FROZEN, "parameters"),

@@ -80,6 +80,11 @@ def model_type(job: Job) -> str:
     return "bf16" if as_loaded else job.precision.params
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a parameter's name is that of an adapter: A, B, or DoRA's magnitude."""
+    return ".lora_" in name
+
+
 def graph_of(job: Job) -> Graph:
     """The graph of what the job trains."""
     return trained(build(job.model, mtp=job.engine.name == "megatron"), job)

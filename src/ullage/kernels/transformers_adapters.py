@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.frozen import FrozenMap
+from ullage.job.adapted import is_adapter
 from ullage.kernels import transformers_dora
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.transformers_attention import dropout
@@ -16,7 +17,7 @@ def is_adapted(op: Op) -> bool:
 
 def base(op: Op) -> tuple[Param, ...]:
     """The parameters that are not adapters."""
-    return tuple(param for param in op.params if ".lora_" not in param.name)
+    return tuple(param for param in op.params if not is_adapter(param.name))
 
 
 def added(tape: Tape, op: Op, source: Value, result: Value, output: Value, prefix: str = "") -> Value:

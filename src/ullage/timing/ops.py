@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ullage import dtypes
 from ullage.frozen import replace
+from ullage.job.adapted import is_adapter
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
@@ -123,7 +124,7 @@ def _dtype(op: Op, context: Context) -> str:
 
 def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork:
     op = ops[0]
-    own = [param for op in ops for param in op.params if partly.ADAPTER not in param.name]
+    own = [param for op in ops for param in op.params if not is_adapter(param.name)]
     dims = [param.dims for param in own if len(param.dims) > 1] or [("vocab", "hidden")]
     inner = op.attrs.get("in", (dims[0][-1],))
     assert isinstance(inner, tuple)

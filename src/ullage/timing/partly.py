@@ -16,8 +16,6 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Op, Param
 from ullage.timing.work import Matmul, OpWork, Pass, Traffic
 
-ADAPTER = ".lora_"
-"""What the names of adapters' parameters hold."""
 PACKED_BITS = 4
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.frozen import FrozenMap, frozen
-from ullage.job.adapted import adapters_type
+from ullage.job.adapted import adapters_type, is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.memory.rank import Chunk, Rank
@@ -145,7 +145,7 @@ def _flat_unit(
 ) -> Unit:
     """FSDP1: all parameters of a module in one, padded once (torch distributed/fsdp/_flat_param.py)."""
     total = sum(shape.rows * shape.columns for shape in shapes)
-    adapters = sum(shape.rows * shape.columns for shape in shapes if ".lora_" in shape.name)
+    adapters = sum(shape.rows * shape.columns for shape in shapes if is_adapter(shape.name))
     shards = max(shape.shards for shape in shapes)
     flat = Shape(
         name=f"{name}.flat_parameter",
