@@ -43,3 +43,10 @@ def test_a_head_whose_gradient_is_made_in_the_forward_is_refused_where_it_would_
                 data={"seq_len": 128},
             )
         )
+
+
+def test_what_stands_against_a_key_is_told() -> None:
+    """Not the engine, which knows DoRA, but the base beside it."""
+    lora = {**LORA, "base": "nf4", "dora": True}
+    with pytest.raises(Unsupported, match=r"in stack transformers beside a base in nf4"):
+        estimate(job({"name": "single"}, data={"seq_len": 128}, lora=lora))

@@ -52,6 +52,13 @@ def refuse_what_is_not_read(job: Job) -> None:
         raise Unsupported(
             f"is not modelled in stack {job.stack}", key="loss", value=job.loss.kind, allowed=", ".join(losses)
         )
+    if job.stack == "unsloth" and job.lora is None:
+        raise Unsupported(
+            "is modelled beside a frozen base alone, where its own functions run",
+            key="stack",
+            value="unsloth",
+            remedy="set lora, or use stack transformers",
+        )
     if job.stack == "torchtitan" and job.loss.kind == "fused-linear" and job.engine.name == "deepspeed":
         raise Unsupported(
             "hands the head's gradient on in the forward, which is not modelled under engine deepspeed",
@@ -62,7 +69,16 @@ def refuse_what_is_not_read(job: Job) -> None:
     for key, is_set in _KEYS.items():
         value = is_set(job)
         if value is not None:
-            raise Unsupported(f"is not modelled under engine {job.engine.name} yet", key=key, value=value)
+            raise Unsupported(f"is not modelled {_where(job, key)} yet", key=key, value=value)
+
+
+def _where(job: Job, key: str) -> str:
+    """What of a job stands against a key of it."""
+    beside = f" beside a base in {job.lora.base}" if job.lora is not None and key in _BESIDE_A_BASE else ""
+    return f"under engine {job.engine.name} in stack {job.stack}{beside}"
+
+
+_BESIDE_A_BASE = ("lora.dora", "lora.modules_to_save")
 
 
 def _offload(part: str) -> Callable[[Job], object]:

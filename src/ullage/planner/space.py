@@ -28,7 +28,6 @@ _OWN_LOSSES = {
     "liger": ("full", "fused-linear"),
     "megatron": ("vocab-parallel", "vocab-parallel-fused"),
     "torchtitan": ("full", "vocab-parallel"),
-    "unsloth": ("full", "fused-linear"),
 }
 """Loss kinds by stack, where there is more than its own whole one."""
 
