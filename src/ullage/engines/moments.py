@@ -16,6 +16,7 @@ from ullage.engines.interval import interval
 from ullage.engines.registry import account, ranks_of
 from ullage.frozen import frozen
 from ullage.job.adapted import graph_of
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
@@ -27,8 +28,6 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import BATCH, SEQ, Graph
 
 FSDP = ("fsdp1", "fsdp2")
-_OF_TRANSFORMERS = ("transformers", "liger", "unsloth")
-"""Stacks whose users load with ``from_pretrained`` and evaluate with its Trainer."""
 SHARD_FILE_BYTES = 50 * 10**9
 """Largest file that save_pretrained writes (transformers modeling_utils.py, max_shard_size), whose tensors are bytes on the host at once
 (safetensors torch.py, ``_flatten``)."""
@@ -126,7 +125,7 @@ def _loaded_on_host(job: Job) -> tuple[int, str]:
     Sources: transformers modeling_utils.py (from_pretrained; of FSDP local_torch_dtype and is_local_dist_rank_0), accelerate
     utils/fsdp_utils.py (fsdp2_load_full_state_dict), torchtitan train.py (a model on meta, its shards made where they stay).
     """
-    if job.stack not in _OF_TRANSFORMERS:
+    if job.stack not in OF_TRANSFORMERS:
         return 0, "each rank makes its own part where it stays; a checkpoint is read part by part"
     if job.engine.name in FSDP:
         return 1, "one rank reads all weights on the host and sends them to the others, which keep their shards"
@@ -138,7 +137,7 @@ def _whole_at_load(one: _Rank) -> int:
     """What is whole for a moment beside the shards: FSDP1 moves a module's parameters and joins them (_init_utils.py), accelerate's FSDP2
     distributes parameter by parameter."""
     job = one.job
-    if job.engine.name not in FSDP or job.stack not in _OF_TRANSFORMERS or job.layout.world == 1:
+    if job.engine.name not in FSDP or job.stack not in OF_TRANSFORMERS or job.layout.world == 1:
         return 0
     dtype = types_of(job).original
     if job.engine.name == "fsdp1":
@@ -155,24 +154,28 @@ def _largest_parameter(one: _Rank, dtype: str) -> int:
 
 def _evaluation(ranks: list[_Rank]) -> Moment:
     """A forward without gradients beside the states. transformers' Trainer gathers every rank's logits and keeps them on the device until
-    the end (trainer.py, evaluation_loop: eval_accumulation_steps is off by default) where metrics are computed of them."""
+    the end (trainer.py, evaluation_loop: eval_accumulation_steps is off by default) where metrics are computed of them. Each batch's are
+    joined with all before in a new tensor (trainer_pt_utils.py, EvalLoopContainer): twice as much is there at the end of a batch."""
     job = ranks[0].job
     context = context_of(job, ranks[0].graph)
     found = [(one, one.account.static_bytes + _forward_bytes(one, context)) for one in ranks]
-    if job.stack not in _OF_TRANSFORMERS:
+    if job.stack not in OF_TRANSFORMERS:
         return _worst("evaluation", found, 0, "a forward without gradients; no logits are kept")
     logits = context.buffer("logits", (BATCH, SEQ, "vocab"), _logits_type(job, context))
     kept = round_up(logits.bytes * context.tp) * job.layout.dp
     one, allocated = max(found, key=lambda pair: pair[1])
     outside = outside_allocator(job.cluster, one.account.groups, eager=one.account.eager)
-    left = job.cluster.device.capacity_bytes - sum(part.bytes for part in outside) - allocated
+    capacity = job.cluster.device.capacity_bytes - sum(part.bytes for part in outside)
+    in_a_forward = (capacity - allocated) // kept
+    room = capacity - one.account.static_bytes
+    joined = max(room // (2 * kept), min(room // kept, 1))  # the first batch is joined with none
     moment = _worst(
         "evaluation",
         found,
         0,
-        "a forward without gradients; where metrics want the logits, those of each batch of every rank stay on the device",
+        "a forward without gradients; where metrics want the logits, those of each batch of every rank stay, and are joined anew",
     )
-    return replace(moment, kept_bytes=kept, most_batches=max(0, left // kept))
+    return replace(moment, kept_bytes=kept, most_batches=max(0, min(in_a_forward, joined)))
 
 
 def _logits_type(job: Job, context: Context) -> str:
