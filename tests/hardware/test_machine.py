@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.hardware.machines import calibration, written
 
+from ullage.cli.main import main
 from ullage.errors import InvalidInput, UllageError
 from ullage.hardware import catalogue, machine
 from ullage.hardware.cluster import Cluster
@@ -140,3 +141,16 @@ def test_this_machine_is_listed_whole(usual: Path) -> None:
     assert (last.name, last.capacity_bytes) == ("this-machine", 16 * 10**9)
     assert last.memory_bytes_per_s == pytest.approx(1e10)
     assert dict(last.flops_per_s) == {"bf16": 4e11, "fp32": 1e11}
+
+
+def test_a_machine_without_a_gpu_is_not_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path)
+    job = ["--model", "gpt2", "--cluster", "1xH100-SXM-80GB", "--engine", "single", "--seq-len", "64"]
+    main(["estimate", *job, "--calibration", str(path)])
+    told = capsys.readouterr().out
+    assert "resident size" in told
+    assert "cuda" not in told
+    assert "nvidia-smi" not in told

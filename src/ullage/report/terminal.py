@@ -39,6 +39,14 @@ def estimate_report(
     yield from foot(estimate, width)
 
 
+_READ_ON_A_GPU = "torch.cuda.max_memory_allocated()", "torch.cuda.max_memory_reserved()", "nvidia-smi"
+_READ_ON_A_CPU = (
+    "the storages of all tensors",
+    "with what an allocator like CUDA's would keep",
+    "the process's resident size",
+)
+
+
 def head(estimate: Estimate, width: int) -> Iterator[RenderableType]:
     job = estimate.job
     line = Text(f" {words.VERDICTS[estimate.verdict]} ", style=STYLES[estimate.verdict])
@@ -52,10 +60,11 @@ def head(estimate: Estimate, width: int) -> Iterator[RenderableType]:
     where = f" (stage {stage.stage} of {len(estimate.ranks)})" if len(estimate.ranks) > 1 else ""
     yield heading("Peak", f"{peak.moment}, on {words.ranks([stage.ranks])}{where}")
     table = _table("name", "number", "text")
+    allocated, reserved, shown = _READ_ON_A_CPU if job.cluster.device.vendor == "cpu" else _READ_ON_A_GPU
     rows = [
-        ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()"),
-        ("reserved", peak.reserved_bytes, "torch.cuda.max_memory_reserved()"),
-        ("device", peak.device_bytes, f"nvidia-smi; between {in_gib(peak.low_bytes)} and {in_gib(peak.high_bytes)}"),
+        ("allocated", peak.allocated_bytes, allocated),
+        ("reserved", peak.reserved_bytes, reserved),
+        ("device", peak.device_bytes, f"{shown}; between {in_gib(peak.low_bytes)} and {in_gib(peak.high_bytes)}"),
         ("capacity", estimate.capacity_bytes, job.cluster.device.name),
     ]
     for name, size, note in rows:
