@@ -269,10 +269,8 @@ def _one_by_one(optimizer: Optimizer, group: Group, before: Item | None) -> tupl
     nodes: list[Node] = []
     for tensor in group.tensors:
         nodes += _cuts((Group(tensors=(tensor,)),), _READS)
-        root, denominator = (
-            _root(tensor.numel, _state_of(optimizer, tensor)),
-            _denominator(tensor.numel, _state_of(optimizer, tensor)),
-        )
+        dtype = _state_of(optimizer, tensor)
+        root, denominator = _root(tensor.numel, dtype), _denominator(tensor.numel, dtype)
         nodes += [alloc(root), alloc(denominator), free(root)]
         if before is not None:
             nodes.append(free(before))

@@ -29,9 +29,8 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
     """FLOPs of one training step, forward and backward, divided by its tokens.
 
     Counted: 6 for each weight of a matmul that a token meets, 4 where it is frozen (active experts only; the head included, the embedding
-    look-up not), and
-    attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case (PaLM,
-    arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
+    look-up not), and attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case
+    (PaLM, arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
     Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
     """
     return sum(run.repeat * _op_flops(graph, op, seq_len) for run in graph.runs for op in run.block.ops)

@@ -79,7 +79,7 @@ class DeepSpeedRun(Run):
     def _stepped(self) -> None:
         try:
             self.model.step()
-        except Exception as error:
+        except Exception as error:  # DeepSpeed raises no narrower kind (runtime/fp16/loss_scaler.py, update_scale)
             if "loss scale already at minimum" not in str(error):
                 raise
             raise UllageError(f"fp16 overflows at DeepSpeed's least loss scale, {self.scaler.get_scale():g}") from None

@@ -61,15 +61,14 @@ def _trained(job: Job, training: Training, tell: Tell | None, predicted_bytes: i
         stack.enter_context(limited(training.memory_budget, current_device()))
         if training.memory_budget is None and current_device().type == "cpu":  # a budget counts what is kept
             stack.enter_context(keeping_what_is_freed())
+        ready_made = folder is None or job.lora is not None  # no checkpoint has a base
         with explained(training.out, "before the first step", training.memory_budget):
             run = run_of(
                 job,
                 seed=training.seed,
                 lr=training.lr,
                 weight_decay=training.weight_decay,
-                weights=training.weights
-                if folder is None or job.lora is not None
-                else None,  # no checkpoint has a base
+                weights=training.weights if ready_made else None,
             )
         torch.manual_seed(
             training.seed + 1 + rank // job.layout.tp
