@@ -12,13 +12,16 @@ import pytest
 
 import ullage
 from ullage.engines.base import Account
+from ullage.engines.estimate import Estimate
 from ullage.engines.fsdp2.accounting import account
 from ullage.engines.fsdp2.units import Shape
+from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
 from ullage.hardware.catalogue import device
 from ullage.hardware.cluster import Cluster
+from ullage.job.adapted import graph_of
 from ullage.job.job import Data, Engine, Job, Layout, Optimizer, Precision
-from ullage.memory.program import Sequence, locate_peak
+from ullage.memory.program import Sequence, events, locate_peak
 from ullage.memory.rank import ranks
 from ullage.model.config import ModelConfig
 from ullage.model.graph import BATCH, SEQ, STREAM, Block, Graph, Op, Param, Run, Tensor
@@ -254,3 +257,66 @@ def test_host_memory_under_offload(precision: str, bytes_per_parameter: int) -> 
     )  # three matrices of each layer just above a power of two: twice as much, pinned
     pinned = bytes_per_parameter // 2 * 2 * 3 * 4096 * 1024
     assert wider == pytest.approx(host + bytes_per_parameter * (more - parameters) + pinned, rel=1e-2)
+
+
+def on_host(**keys: object) -> Estimate:
+    job = {
+        "model": ALL_POWERS,
+        "cluster": "4xA100-SXM-80GB",
+        "engine": {"name": "fsdp2"},
+        "precision": "bf16-mixed",
+        "data": {"seq_len": 512, "grad_accum": 2},
+        "recompute": "full",
+        **keys,
+    }
+    return ullage.estimate(ullage.read_job(job))
+
+
+def test_gradients_of_shards_on_the_host_go_there_one_group_after_the_other() -> None:
+    """_fsdp_collectives.py, foreach_reduce: nothing on the device names them once they are copied."""
+    job = ullage.read_job(
+        {
+            "model": ALL_POWERS,
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": "fsdp2", "options": {"sync_each_batch": True}},
+            "precision": "bf16-mixed",
+            "data": {"seq_len": 512, "grad_accum": 2},
+            "offload": {"optimizer": "cpu", "params": "cpu"},
+        }
+    )
+    model = graph_of(job)
+    (rank,) = ranks(model, job.layout)
+    live, most, largest = 0, 0, 0
+    for event in events(account(job, model, rank).program):
+        if event.item.what.startswith("sharded gradients"):
+            live += event.item.bytes if event.alive else -event.item.bytes
+            most, largest = max(most, live), max(largest, event.item.bytes)
+    assert (live, most) == (0, largest)
+
+
+@pytest.mark.parametrize(("version", "each"), [("4.55", True), ("4.56", True), ("4.57", False), (None, False)])
+def test_accelerate_once_reduced_each_micro_batch(version: str | None, each: bool) -> None:
+    """no_sync did nothing under FSDP2 before accelerate 1.11."""
+    default = on_host(stack_version=version).peak.allocated_bytes
+    synced = on_host(stack_version=version, engine={"name": "fsdp2", "options": {"sync_each_batch": True}})
+    assert (default == synced.peak.allocated_bytes) is each
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2"])
+def test_inputs_of_checkpoints_wait_on_the_host(engine: str) -> None:
+    deep: dict[str, object] = {
+        "model": {**ALL_POWERS, "num_hidden_layers": 16},
+        "engine": {"name": engine},
+        "data": {"seq_len": 4096},
+        "precision": "bf16",
+    }
+    kept, gone = on_host(**deep), on_host(**deep, offload={"activations": "cpu"})
+    stream = 4096 * 1024 * 2
+    assert gone.host_bytes - kept.host_bytes == 16 * stream * 4  # of each rank of the node
+    freed = kept.peak.allocated_bytes - gone.peak.allocated_bytes
+    assert 12 * stream <= freed <= 16 * stream
+
+
+def test_inputs_that_a_pipeline_keeps_are_not_taken_for_gone() -> None:
+    with pytest.raises(Unsupported, match="not modelled in a pipeline"):
+        on_host(layout={"dp": 2, "pp": 2}, offload={"activations": "cpu"})

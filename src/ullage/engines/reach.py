@@ -13,8 +13,8 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
     "single": ("optimizer", "activations"),
     "ddp": ("activations",),
     "zero1": ("activations",),
-    "fsdp1": (),
-    "fsdp2": ("optimizer", "params"),
+    "fsdp1": ("activations",),
+    "fsdp2": ("optimizer", "params", "activations"),
     "deepspeed": ("optimizer", "params"),
     "megatron": (),
 }

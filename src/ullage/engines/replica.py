@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ullage.engines import offloaded
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, cublas_workspaces, optimizer_of, registered, sized
 from ullage.engines.optimizer import Group
@@ -24,7 +25,7 @@ from ullage.kernels.step import Buffer, Context
 from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
-from ullage.memory.chunk import CHECKPOINT, Element, Replayer, Wrap
+from ullage.memory.chunk import Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import LocalParam, Rank
 from ullage.model.graph import Block, Graph
@@ -34,13 +35,7 @@ def refuse(job: Job) -> None:
     """What no replica engine runs here."""
     if job.layout.world > job.layout.dp:
         raise Unsupported("is modelled with data parallelism alone", key="engine.name", value=job.engine.name)
-    if job.offload.activations != "none" and job.recompute.kind != "full":
-        raise Unsupported(
-            "is modelled for checkpointed layers alone",
-            key="offload.activations",
-            value=job.offload.activations,
-            remedy="set recompute: full",
-        )
+    offloaded.refuse(job)
 
 
 def replayer_of(job: Job, graph: Graph) -> Replayer:
@@ -177,10 +172,7 @@ class ReplicaStep:
 
     def _micro_batch(self, number: int) -> Node:
         rule = self._rule(number)
-        offload = self.job.offload.activations != "none"
-        forward = chunks.forward(
-            self.elements, self.replayer, _Offload(self.replayer.context) if offload else Wrap(), rule
-        )
+        forward = chunks.forward(self.elements, self.replayer, self._offloading(Wrap()), rule)
         leave = chunks.leave_context(self.elements, self.replayer, rule)
         backward = chunks.backward(self.elements, self.replayer, self._around(rule), rule)
         before = self._counted(stacks.left, "its forward to the loss of the next micro-batch")
@@ -213,8 +205,15 @@ class ReplicaStep:
         return list(counts.items())
 
     def _around(self, rule: GradRule) -> Wrap:
-        joins = _Joins(self._twins(rule), rule)
-        return joins if self.job.offload.activations == "none" else _Offload(self.replayer.context, joins)
+        return self._offloading(_Joins(self._twins(rule), rule))
+
+    def _offloading(self, wrap: Wrap) -> Wrap:
+        return offloaded.around(self.job, self.replayer.context, wrap)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of one rank: what its activations take of the host."""
+        return offloaded.host_bytes(self.job, self.replayer.context, self.elements)
 
     def _twins(self, rule: GradRule) -> dict[tuple[str, str], tuple[Item, bool]]:
         """For each tied weight the gradient that the later block left, and whether it is a view."""
@@ -264,7 +263,7 @@ def plain(job: Job, graph: Graph, rank: Rank) -> Account:
         static=(*((item, 1) for item in held if item.bytes), *(() if on_host else moments)),
         step=step.program(),
         late=() if on_host else tuple(item for item, _ in moments),
-        host_bytes=sum(item.bytes * count for item, count in moments) if on_host else 0,
+        host_bytes=(sum(item.bytes * count for item, count in moments) if on_host else 0) + step.host_bytes,
     )
 
 
@@ -330,30 +329,3 @@ def _as_large(gradient: Item, dtype: str, name: str) -> Item:
         formula=f"{gradient.formula}; {dtype}",
         lives="the optimizer's step inside the backward",
     )
-
-
-class _Offload(Wrap):
-    """Inputs of checkpointed blocks wait in host memory: gone after the forward, brought back for the backward.
-
-    torchtune keeps the last five tensors that were saved for the copy's sake (training/_activation_offloading.py); they are the head's.
-    """
-
-    def __init__(self, context: Context, inner: Wrap | None = None) -> None:
-        self.context = context
-        self.inner = inner or Wrap()
-
-    def _moved(self, element: Element) -> Item | None:
-        if element.mode != CHECKPOINT:
-            return None
-        return boundary(chunks.stream_bytes(element.block.input, self.context))
-
-    def forward(self, element: Element, node: Node, previous: Element | None, following: Element | None) -> Node:
-        moved = self._moved(element)
-        return node if moved is None else Sequence([node, free(moved)])
-
-    def backward(
-        self, element: Element, program: BlockProgram, previous: Element | None, following: Element | None
-    ) -> Node:
-        moved = self._moved(element)
-        inner = self.inner.backward(element, program, previous, following)
-        return inner if moved is None else Sequence([alloc(moved), inner])

@@ -14,7 +14,12 @@ NEWEST = (5, 24)
 
 def version_of(context: Context) -> tuple[int, int]:
     """(major, minor) of the transformers that the job names, or the newest that is modelled."""
-    found = re.match(r"v?(\d+)\.(\d+)", context.version or "")
+    return release(context.version)
+
+
+def release(version: str | None) -> tuple[int, int]:
+    """(major, minor) of a job's ``stack_version``, or the newest that is modelled."""
+    found = re.match(r"v?(\d+)\.(\d+)", version or "")
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 

@@ -26,10 +26,12 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     groups = fullest(whole, job.layout.dp) if job.engine.name == "zero1" else whole
     moments = states(job, groups)
     held = [*held_parameters(job, rank), *master(job, rank), bucket(job, rank), *beside(job, context)]
+    step = _step(job, graph, rank, groups)
     return Account(
         static=(*((item, 1) for item in held if item.bytes), *moments),
-        step=_step(job, graph, rank, groups).program(),
+        step=step.program(),
         late=tuple(item for item, _ in moments),
+        host_bytes=step.host_bytes,
         groups=(("dp", job.layout.dp, job.cluster.nodes),) if job.layout.dp > 1 else (),
     )
 

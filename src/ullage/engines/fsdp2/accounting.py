@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ullage.engines import offloaded
 from ullage.engines.base import Account, context_of
 from ullage.engines.fsdp2.flat import asking_as_wholes
 from ullage.engines.fsdp2.pipelined import PipelinedStep, receive_buffers
@@ -37,6 +38,7 @@ def _refuse(job: Job) -> None:
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     _refuse(job)
+    offloaded.refuse(job)
     alone = unwrapped(job)
     if alone is not None:
         return replace(plain(alone, graph, rank), groups=_groups(job))
@@ -57,7 +59,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         static=tuple((item, count) for item, count in static if item.bytes and count),
         step=step.program(),
         late=tuple(item for item, _ in static if item.category == "optimizer"),
-        host_bytes=host_bytes(job, rank, units),
+        host_bytes=host_bytes(job, rank, units) + step.host_bytes,
         groups=_groups(job),
     )
 

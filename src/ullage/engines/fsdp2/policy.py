@@ -7,6 +7,7 @@ own with pytorch/torchtitan commit of 2025-07-28; before, they were what was lef
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
@@ -14,6 +15,7 @@ from ullage.frozen import FrozenMap, frozen
 from ullage.job.adapted import adapters_type, is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
+from ullage.kernels.transformers_loss import release
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Block, Graph
 
@@ -85,12 +87,19 @@ def reshards(job: Job) -> bool:
 
 def reduces_each(job: Job) -> bool:
     """Whether every micro-batch is reduced. accelerate switches it off but for the last (no_sync), unless sync_each_batch, litgpt through
-    Fabric (finetune/full.py, no_backward_sync); Composer does
-    so with DDP alone (composer/distributed/dist_strategy.py, ddp_sync_context); a pipeline reduces when its last is done."""
+    Fabric (finetune/full.py, no_backward_sync); Composer does so with DDP alone (composer/distributed/dist_strategy.py,
+    ddp_sync_context); a pipeline reduces when its last is done."""
     if job.layout.pp > 1:
         return False
+    if job.stack == "transformers" and job.engine.name == "fsdp2" and release(job.stack_version) < DEFERS_SINCE:
+        return True
     accelerates = job.stack in (*OF_TRANSFORMERS, "litgpt") and not _composer(job)
     return not accelerates or bool(job.engine.options.get("sync_each_batch"))
+
+
+DEFERS_SINCE = (4, 57)
+"""accelerate's no_sync did nothing under FSDP2 before 1.11 (pull request 3762: FSDPModule has set_requires_gradient_sync in its place),
+of October 2025, when transformers was at 4.57."""
 
 
 _COMPOSERS_WORDS = ("FULL", "DEFAULT", "PURE")
@@ -114,7 +123,7 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     again = reshards(job)
     types = types_of(job)
     separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
-    build = _flat_unit if job.engine.name == "fsdp1" else Unit
+    build = _flat_unit if job.engine.name == "fsdp1" else partial(Unit, on_host=job.offload.params != "none")
     of: dict[str, Unit] = {}
     rest: list[Shape] = []
     for run in chunk.runs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
+from ullage.engines import offloaded
 from ullage.engines.fsdp2.policy import Units, reduces_each, types_of
 from ullage.engines.fsdp2.states import gradients, optimizer_step
 from ullage.engines.fsdp2.units import Unit
@@ -13,7 +14,7 @@ from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.borders import Stage
-from ullage.memory.chunk import Element, Replayer
+from ullage.memory.chunk import Element, Replayer, Wrap
 from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Graph
@@ -59,16 +60,27 @@ class Step:
     def forward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
         elements = self.elements(index)
-        inner = chunks.forward(elements, self.replayer, wrap, GradRule())
+        inner = chunks.forward(elements, self.replayer, self._offloading(wrap), GradRule())
         leave = chunks.leave_context(elements, self.replayer, GradRule())
         last = self.units[index].unit(elements[-1].block) or _last_unit(self.units[index], part)
         return Sequence([*wrap.before_forward(), inner, leave, *wrap.after_forward(last)])
 
     def backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
-        inner = chunks.backward(self.elements(index), self.replayer, wrap, self.rule(wrap))
+        inner = chunks.backward(self.elements(index), self.replayer, self._offloading(wrap), self.rule(wrap))
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         return Sequence([*before, inner, self.root_reduces(index, wrap)])
+
+    def _offloading(self, wrap: ShardedWrap) -> Wrap:
+        return offloaded.around(self.job, self.replayer.context, wrap)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of one rank: what its activations take of the host."""
+        return sum(
+            offloaded.host_bytes(self.job, self.replayer.context, self.elements(index))
+            for index in range(len(self.rank.chunks))
+        )
 
     def root_reduces(self, index: int, wrap: ShardedWrap) -> Node:
         """What the root does with its gradients once a backward is through."""
@@ -117,7 +129,8 @@ class Step:
         return found
 
     def _zero_grad(self) -> Node:
-        return Sequence([free(unit.gradient, count) for unit, count in self.all_units()], "zero_grad")
+        on_device = [free(unit.gradient, count) for unit, count in self.all_units() if not unit.on_host]
+        return Sequence(on_device, "zero_grad")
 
 
 def losses(elements: ListLike[Element]) -> list[Element]:

@@ -64,6 +64,7 @@ class Unit:
     """Parameters that are gathered and reduced together. ``reshards``: dropped after the forward and gathered again.
 
     flat: one flat parameter stands for all (FSDP1): the all-gather writes it in place, and autograd joins the parts' gradients.
+    on_host: shards and their gradients are there (CPUOffloadPolicy); the device has copies, for one all-gather and one reduction.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Unit:
     reshards: bool = True
     flat: bool = False
     kept_shards: int = 0  # reshard_after_forward: n keeps a shard over n ranks, in the compute type
+    on_host: bool = False
 
     @property
     def whole_numel(self) -> int:
@@ -104,7 +106,9 @@ class Unit:
 
     @cached_property
     def cast(self) -> Item | None:
-        """The shard in the compute type, made for the all-gather where the types differ."""
+        """What is made of the shard for an all-gather: its copy in the compute type, where that is another or the shard is on the host."""
+        if self.on_host:
+            return self._fetched()
         differ = tuple(one for one in self.shapes if (one.original or self.types.original) != self.types.compute)
         if not differ:
             return None
@@ -113,6 +117,24 @@ class Unit:
             what=f"shard of {self.name} cast for its all-gather",
             bytes=round_up(self._gather_bytes(differ, shard=True)),
             formula=f"padded shard of {_padded(differ)} elements ({self.types.compute})",
+            lives="one all-gather",
+            stream=ALL_GATHER_STREAM,
+        )
+
+    def _fetched(self) -> Item:
+        """Each parameter's shard comes as it is and is cast by itself (_fsdp_param.py, all_gather_inputs); all wait for the all-gather."""
+        sizes = [round_up(self._gather_bytes((shape,), shard=True)) for shape in self.shapes]
+        as_they_are = [
+            round_up(dtypes.size_bytes(shape.padded, original))
+            for shape in self.shapes
+            if (original := shape.original or self.types.original) != self.types.compute
+        ]
+        return Item(
+            category="transient",
+            what=f"shard of {self.name} fetched for its all-gather",
+            bytes=sum(sizes) + max(as_they_are, default=0),
+            formula=f"padded shards of {_padded(self.shapes)} elements ({self.types.compute})"
+            + (", and the largest as it is on the host" if as_they_are else ""),
             lives="one all-gather",
             stream=ALL_GATHER_STREAM,
         )
@@ -219,7 +241,7 @@ class Unit:
             _padded(self.reduced),
             self.types.original,
             "padded shard, one buffer for the group",
-            "its group's backward until zero_grad",
+            "until it is on the host" if self.on_host else "its group's backward until zero_grad",
             REDUCE_STREAM,
         )
 

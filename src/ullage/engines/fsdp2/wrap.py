@@ -265,15 +265,18 @@ class ShardedWrap(Wrap):
 
 
 def reduce_scatter(unit: Unit, grads: list[Item], *, first: bool) -> list[Node]:
-    """Copy-in beside the gradients, which then go; the output is the sharded gradient, or is added to the one that is there."""
+    """Copy-in beside the gradients, which then go; the output is the sharded gradient, or is added to the one that is there.
+
+    Of shards on the host it is copied there, whether or not it is the first (_fsdp_collectives.py, foreach_reduce)."""
     if unit.flat:
         nodes: list[Node] = [*take([unit.cast_gradient, unit.reduce_output])]
     else:
         nodes = [*take([unit.reduce_input]), *drop(grads), *take([unit.reduce_output])]
-    nodes.append(alloc(unit.gradient if first else unit.added))
+    made = unit.gradient if first or unit.on_host else unit.added
+    nodes.append(alloc(made))
     nodes += drop([unit.reduce_output])
-    if not first:
-        nodes.append(free(unit.added))
+    if not first or unit.on_host:
+        nodes.append(free(made))
     if unit.flat:
         nodes += [*drop([unit.cast_gradient]), *drop(grads)]
     return nodes
