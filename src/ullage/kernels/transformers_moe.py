@@ -1,7 +1,7 @@
 """Mixtures of experts in transformers 5.x: a router, and all experts in two grouped matmuls (integrations/moe.py).
 
 Weights of all experts are one parameter each. Grouped matmuls know no autocast: they run in the weights' type. Versions before 5.0 loop
-over the experts instead; what they save is close to this and is modelled by it.
+over the experts instead; what they save is close to this and is modelled by it, with what gpt_oss makes beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
 from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat
+from ullage.kernels.transformers_loss import version_of
 from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
@@ -173,10 +174,21 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
         what=f"{name} output",
         saves=(source, *offsets),
         weights=(weight,),
+        backward_scratch=_one_experts_gradient(tape, name, (width, inner)),
     )
     if not single:
         tape.views(output, tuple(replace_dims(op, output) for op in ops))
     return output
+
+
+def _one_experts_gradient(tape: Tape, name: str, dims: tuple[Dim, ...]) -> tuple[Buffer, ...]:
+    """Before 5.0 gpt_oss took each expert's matrix out of the one parameter (models/gpt_oss/modeling_gpt_oss.py): the gradient of one
+    expert's is as large as that of all, with zeros, and is added to what the experts before it left."""
+    if tape.family != "gpt_oss" or version_of(tape.context) >= (5, 0):
+        return ()
+    return (
+        tape.context.buffer(f"{name}.expert_grad", ("experts", *dims), tape.weight_dtype, "gradient of one expert"),
+    )
 
 
 def replace_dims(op: Op, whole: Value) -> Value:
