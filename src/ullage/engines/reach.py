@@ -110,7 +110,8 @@ def _freezes(job: Job) -> bool:
 
 
 def _lora(job: Job) -> object:
-    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == job.layout.pp == 1
+    staged = job.layout.pp > 1 and job.engine.name != "single"
+    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == 1 and not staged
     return None if job.lora is None or (known and (job.engine.name != "fsdp1" or _flattens(job))) else "set"
 
 

@@ -26,14 +26,14 @@ from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Element, Replayer, Wrap
-from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
+from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import LocalParam, Rank
-from ullage.model.graph import Block, Graph
+from ullage.model.graph import Block, Graph, Tensor
 
 
 def refuse(job: Job) -> None:
     """What no replica engine runs here."""
-    if job.layout.world > job.layout.dp:
+    if job.layout.world > job.layout.dp * job.layout.pp:
         raise Unsupported("is modelled with data parallelism alone", key="engine.name", value=job.engine.name)
     offloaded.refuse(job)
 
@@ -123,7 +123,7 @@ def nothing(micro_batch: int) -> Node:
 class ReplicaStep:
     """One optimizer step. rules(micro_batch): what becomes of a weight gradient there, counted from 0.
 
-    groups: what the optimizer steps. after_backward(micro_batch): the engine's own end of a backward.
+    groups: what the optimizer steps. after_forward, after_backward(micro_batch): the engine's own end of each.
     keeps: whether gradients are tensors of their own that zero_grad frees.
     """
 
@@ -133,6 +133,7 @@ class ReplicaStep:
     replayer: Replayer
     groups: tuple[Group, ...]
     rules: Callable[[int], GradRule] = keep
+    after_forward: Node = EMPTY
     after_backward: Callable[[int], Node] = nothing
     keeps: bool = True
 
@@ -172,23 +173,38 @@ class ReplicaStep:
 
     def _micro_batch(self, number: int) -> Node:
         rule = self._rule(number)
-        forward = chunks.forward(self.elements, self.replayer, self._offloading(Wrap()), rule)
-        leave = chunks.leave_context(self.elements, self.replayer, rule)
-        backward = chunks.backward(self.elements, self.replayer, self._around(rule), rule)
         before = self._counted(stacks.left, "its forward to the loss of the next micro-batch")
-        named = self._named()
-        turn: list[Node] = [alloc(_ROOT), alloc(boundary_grad(_SCALAR)), *(alloc(*one) for one in named)]
-        end: list[Node] = [free(_ROOT), free(boundary(_SCALAR)), *(free(*one) for one in named)]
+        forward = [*(alloc(*one) for one in before), *self._forward(rule), *(free(*one) for one in before)]
+        backward = [*self._backward(rule), self.after_backward(number)]
         return Sequence(
             [
-                Sequence(
-                    [*(alloc(*one) for one in before), forward, leave, *(free(*one) for one in before)],
-                    "forward",
-                    ("F", 0),
-                ),
-                Sequence([*turn, backward, *end, self.after_backward(number)], "backward", ("B", 0)),
+                Sequence([*forward, self.after_forward], "forward", ("F", 0)),
+                Sequence(backward, "backward", ("B", 0)),
             ]
         )
+
+    def _forward(self, rule: GradRule) -> list[Node]:
+        """Of the rank's part of the model; a first one makes its input, a last one keeps its output."""
+        part, elements = self.rank.chunks[0], self.elements
+        received = [] if part.first else [alloc(boundary(self._stream_bytes(elements[0].block.input)))]
+        sent = [] if part.last else [free(boundary(self._stream_bytes(elements[-1].block.output)))]
+        inner = chunks.forward(elements, self.replayer, self._offloading(Wrap()), rule)
+        return [*received, inner, chunks.leave_context(elements, self.replayer, rule), *sent]
+
+    def _backward(self, rule: GradRule) -> list[Node]:
+        part, elements = self.rank.chunks[0], self.elements
+        named = self._named()
+        received: list[Node] = [alloc(boundary_grad(self._stream_bytes(elements[-1].block.output)))]
+        end: list[Node] = []
+        if part.last:
+            received, end = [alloc(_ROOT), alloc(boundary_grad(_SCALAR))], [free(_ROOT), free(boundary(_SCALAR))]
+        first = elements[0].block.input
+        sent = [] if part.first or not first.grad else [free(boundary_grad(self._stream_bytes(first)))]
+        inner = chunks.backward(elements, self.replayer, self._around(rule), rule)
+        return [*received, *(alloc(*one) for one in named), inner, *sent, *end, *(free(*one) for one in named)]
+
+    def _stream_bytes(self, tensor: Tensor) -> int:
+        return chunks.stream_bytes(tensor, self.replayer.context)
 
     def _named(self) -> list[tuple[Item, int]]:
         return self._counted(stacks.named, "its forward to the next one's")
@@ -241,7 +257,7 @@ class ReplicaStep:
         return [*nodes, *(free(*one) for one in named)]
 
 
-def plain(job: Job, graph: Graph, rank: Rank) -> Account:
+def plain(job: Job, graph: Graph, rank: Rank, after_forward: Node = EMPTY) -> Account:
     """A replica that nothing wraps: gradients accumulate in ``.grad`` until zero_grad."""
     context = context_of(job, graph)
     dtype = job.precision.master or job.precision.params
@@ -257,6 +273,7 @@ def plain(job: Job, graph: Graph, rank: Rank) -> Account:
         rank=rank,
         replayer=replayer_of(job, graph),
         groups=groups,
+        after_forward=after_forward,
         rules=(lambda _micro_batch: in_backward) if steps_in_backward(job) else keep,
     )
     return Account(

@@ -23,6 +23,15 @@ def release(version: str | None) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
+def _upcasts(context: Context) -> bool:
+    return version_of(context) >= (4, 31) and context.option("logits_upcast", True) is not False
+
+
+def logits_type(context: Context) -> str:
+    """Of the logits that the model returns."""
+    return "fp32" if _upcasts(context) and version_of(context) < (4, 46) else context.compute
+
+
 def loss(tape: Tape, op: Op) -> Value:
     """The logits stay named by the caller to the end of the loss, and so does the model's output, the normed stream.
 
@@ -37,7 +46,7 @@ def loss(tape: Tape, op: Op) -> Value:
     logits = _scaled(tape, gathered(tape, tape[op.inputs[0]]))
     if op.attrs["softcap"]:
         logits = _softcap(tape, logits)
-    upcast = version >= (4, 31) and context.option("logits_upcast", True) is not False
+    upcast = _upcasts(context)
     wide = tape.cast(logits, "fp32", "logits.fp32") if upcast else logits
     shifts = version < (4, 49)
     named = _shifted(tape, wide) if shifts else wide

@@ -160,6 +160,9 @@ def _ends(job: Job, found: tuple[Stage, ...]) -> list[float]:
     """
     if job.layout.pp == 1:
         return [sum(time.step_s(job.data.grad_accum) for time in found[0].times)]
+    if job.engine.name == "single":  # device_map: a micro-batch is through before the next begins
+        alone = _simulated(job, found, 1)
+        return [end + (job.data.grad_accum - 1) * max(alone) for end in alone]
     rounds, rest = divmod(job.data.grad_accum, job.layout.pp)
     if rounds <= WARM + 2:
         return [mine[-1] for mine in order(job, found).ends_s]
