@@ -45,3 +45,20 @@ def test_the_gradient_of_the_logits_is_written_over_them() -> None:
     assert _peak(_chunk, hidden, weight, labels, into) == pytest.approx(7, abs=0.1)
     compiled = torch.compile(_chunk, dynamic=True, fullgraph=True)
     assert _peak(compiled, hidden, weight, labels, into) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_the_backward_of_a_compiled_loss_makes_the_gradient_and_nothing_else() -> None:
+    """Its scatter into zeros is no tensor (_inductor/fx_passes: scatter_upon_const_tensor)."""
+    compiled = torch.compile(
+        lambda logits, labels: torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+    )
+    logits = torch.randn(TOKENS, VOCAB, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (TOKENS,))
+
+    def forward_and_backward() -> None:
+        logits.grad = None
+        compiled(logits, labels).backward()
+
+    assert _peak(forward_and_backward) == pytest.approx(1, abs=0.1)

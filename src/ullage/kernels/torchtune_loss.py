@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ullage.kernels.eager import Tape, Value
-from ullage.kernels.step import Buffer
 from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, SEQ, Dim, Op
 
@@ -96,15 +95,9 @@ def _eager(tape: Tape, name: str, logits: Value, output: Value) -> Value:
 
 
 def _compiled(tape: Tape, name: str, logits: Value, output: Value) -> Value:
-    """Inductor keeps the logits and two numbers a row.
-
-    Its decomposition of nll_loss_backward scatters into zeros of the logits' size in fp32 before the softmax is subtracted
-    (torch/_decomp/decompositions.py, _nll_loss_backward); a scatter is no pointwise op, so that tensor is made.
-    """
+    """Inductor keeps the logits and two numbers a row; one kernel of its backward makes their gradient. nll_loss_backward's scatter into
+    zeros is no tensor since torch 2.4 (_inductor/fx_passes/post_grad.py, scatter_upon_const_tensor)."""
     rows = tape.context.buffer(
         f"{name}.rows", logits.dims[:-1], "fp32", "maximum and log-sum of each row of logits", copies=2
     )
-    scattered: Buffer = tape.scratch(f"{name}.scattered", logits, "fp32")
-    return tape.emit(
-        output.name, (logits,), output, beside=(rows,), saves=(logits, rows.name), backward_scratch=(scattered,)
-    )
+    return tape.emit(output.name, (logits,), output, beside=(rows,), saves=(logits, rows.name))
