@@ -1,6 +1,7 @@
-"""Weights as bitsandbytes keeps them. In four bits (functional.py, quantize_4bit) two to a byte, with a scale for each 64 of them.
+"""Weights as bitsandbytes keeps them, or torchao. In four bits (functional.py, quantize_4bit) two to a byte, with a scale for each 64.
 
 Double quantisation keeps the scales in 8 bits, with an fp32 scale for 256 of those. Each weight has its tables of levels for itself.
+torchao's NF4Tensor, torchtune's, has the same parts but for its second scales and levels, which are in the weight's own type.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ LEVELS = 16
 """Values that four bits tell apart."""
 
 
-def held(params: Iterable[LocalParam], graph: Graph) -> list[Item]:
+def held(params: Iterable[LocalParam], graph: Graph, *, torchao: bool = False) -> list[Item]:
     """What they are kept in: one Item for each kind of tensor, of one allocation a weight. graph: that knows the rows of each."""
     pieces: dict[tuple[str, str], list[int]] = {}
     for param in params:
-        for what, numel, dtype in _tensors(param, graph):
+        for what, numel, dtype in _nf4_tensor(param.numel) if torchao else _tensors(param, graph):
             pieces.setdefault((what, dtype), []).extend([numel] * param.copies)
     return [
         sized("parameters", what, sum(numels), dtype, pieces=numels, why=f"{len(numels)} tensors")
@@ -49,6 +50,17 @@ def _tensors(local: LocalParam, graph: Graph) -> list[tuple[str, int, str]]:
         ("scales of scales", -(-scales // SCALES), "fp32"),
         ("mean scale", 1, "fp32"),
         ("8-bit levels", 256, "fp32"),
+    ]
+
+
+def _nf4_tensor(numel: int) -> list[tuple[str, int, str]]:
+    """Of a bf16 weight (torchao quantization/quantize_/workflows/nf4/nf4_tensor.py)."""
+    return [
+        ("4-bit weights", numel // 2, "uint8"),
+        ("scales of 4-bit weights", numel // BLOCK, "int8"),
+        ("scales of scales", numel // (BLOCK * SCALES), "bf16"),
+        ("mean scale", 1, "bf16"),
+        ("4-bit levels", LEVELS, "bf16"),
     ]
 
 

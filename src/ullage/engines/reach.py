@@ -133,7 +133,9 @@ def _knows(job: Job, engines: tuple[str, ...]) -> bool:
 
 
 def _base(job: Job) -> object:
-    """No engine shards what bitsandbytes has packed, and torchtune packs otherwise (torchao's NF4Tensor)."""
+    """No engine shards what is packed. torchtune packs with torchao, which always quantises the scales too."""
+    if job.stack == "torchtune" and job.engine.name == "single" and job.lora is not None:
+        return None if job.lora.base in ("bf16", "nf4-double") else job.lora.base
     stacks = (
         ("transformers", "liger") if job.lora is not None and job.lora.base == "int8" else (*OF_TRANSFORMERS, "litgpt")
     )

@@ -72,7 +72,11 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
         _tensors(own, model_type(job), FROZEN, "parameters"),
-        *quantised([param for param in frozen if param.param.elements in QUANTISED], graph_of(job)),
+        *quantised(
+            [param for param in frozen if param.param.elements in QUANTISED],
+            graph_of(job),
+            torchao=job.stack == "torchtune",
+        ),
         _tensors(adapters, adapters_type(job), "adapters", "parameters"),
         _tensors(in_full, model_type(job), "modules trained in full", "parameters"),
     ]

@@ -12,9 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ullage.errors import Unsupported
-from ullage.kernels import torchtune_attention, torchtune_loss, transformers_linear, transformers_mlp
+from ullage.kernels import (
+    torchtune_attention,
+    torchtune_loss,
+    torchtune_quantised,
+    transformers_linear,
+    transformers_mlp,
+)
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, Context, Segment, Step
+from ullage.kernels.transformers_quantised import is_quantised
 from ullage.model.graph import Block, Op
 
 Emit = Callable[[Tape, Op], object]
@@ -120,6 +127,8 @@ def compiled_mlp(tape: Tape, op: Op) -> Value:
 def linear(tape: Tape, op: Op) -> Value:
     if op.name == "lm_head":
         return torchtune_loss.head(tape, op)
+    if is_quantised(op):
+        return torchtune_quantised.linear(tape, op)
     return transformers_linear.linear(tape, op)
 
 
