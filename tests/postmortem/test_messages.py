@@ -61,6 +61,28 @@ def test_every_number_of_the_newest_form() -> None:
     assert found.reserved_bytes == 70 * GIB
 
 
+def test_every_number_of_cuda_malloc_async() -> None:
+    """c10/cuda/CUDAMallocAsyncAllocator.cpp: a number a line; without a fraction set, its limit is none."""
+    found = read_input(
+        "[rank1]: torch.OutOfMemoryError: Allocation on device 1 would exceed allowed memory. (out of memory)\n"
+        "[rank1]: Currently allocated     : 9.43 GiB\n[rank1]: Requested               : 640.00 MiB\n"
+        "[rank1]: Device limit            : 11.59 GiB\n[rank1]: Free (according to CUDA): 7.12 MiB\n"
+        "[rank1]: PyTorch limit (set by user-supplied memory fraction)\n[rank1]:                         : 17179869184.00 GiB\n"
+    )
+    numbers = found.numbers
+    assert found.recognised == "cuda-oom"
+    assert (numbers.tried_bytes, numbers.allocated_bytes, numbers.device) == (640 * MIB, int(9.43 * GIB), 1)
+    assert (numbers.capacity_bytes, numbers.free_bytes) == (int(11.59 * GIB), int(7.12 * MIB))
+    assert numbers.sane(numbers.allowed_bytes) is None
+
+
+def test_metal_says_gb_and_means_gib() -> None:
+    found = numbers_of(
+        "MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.26 MB, max allowed: 18.13 GB)."
+    )
+    assert (found.allocated_bytes, found.allowed_bytes) == (int(17.98 * GIB), int(18.13 * GIB))
+
+
 def test_in_a_container_this_process_is_told_as_another() -> None:
     """verl-project/verl#2828: the driver's number of this process is not the one that it has in its container."""
     found = numbers_of(
@@ -126,6 +148,31 @@ def test_the_oldest_form() -> None:
         ("Killed", "host-oom"),
         ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "host-oom"),
         ("ERROR: Unexpected bus error: insufficient shared memory (shm)", "host-oom"),
+        ('RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1131', "cuda-oom"),
+        ("RuntimeError: Triton Error [CUDA]: out of memory", "cuda-oom"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "cuda-oom"),
+        ("RuntimeError: cublaslt_gemm.cu:300 in function cublas_gemm: cuBLAS Error: the resource allocation failed", "cuda-oom"),
+        ("RuntimeError: [Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::939524096 (896)MB", "cuda-oom"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "cuda-oom"),
+        ("ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (93936).",
+         "cuda-oom"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "host-oom"),
+        ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", "host-oom"),
+        ("ray.exceptions.ObjectStoreFullError: Failed to put object ffff in object store because it is full.", "host-oom"),
+        ("systemd-oomd[812]: Killed /user.slice/x due to memory pressure for /user.slice being 80% > 50%", "host-oom"),
+        ('sending SIGTERM to process 4242 uid 0 "python": badness 900, VmRSS 90000 MiB', "host-oom"),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi.", "host-oom"),
+        ("srun: error: node1: task 0: Out Of Memory", "host-oom"),
+        ("srun: error: node1: tasks 0-3,7: Out Of Memory", "host-oom"),
+        ("12345.batch  OUT_OF_ME+  0:125", "host-oom"),
+        ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "host-oom"),
+        ("=>> PBS: job killed: mem 132534kb exceeded limit 131072kb", "host-oom"),
+        ("pyarrow.lib.ArrowMemoryError: malloc of size 134217728 failed", "host-oom"),
+        ("OSError: [WinError 1455] The paging file is too small for this operation to complete.", "host-oom"),
+        ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)", "host-oom"),
+        ("RuntimeError: unable to write to file </torch_12_34_5>: No space left on device (28)", "host-oom"),
+        ("RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly", "not-oom"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "not-oom"),
         ("CUDA error: device-side assert triggered", "not-oom"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "not-oom"),
         ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456", "not-oom"),
@@ -148,6 +195,10 @@ def test_what_kind_of_failure(text: str, recognised: str) -> None:
         ("CUDA out of memory. Tried to allocate more than 1EB memory.", 10**18),
         ("MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.26 MB, max allowed: 18.13 GB). "
          "Tried to allocate 256 bytes on private pool.", 256),
+        ("RuntimeError: Invalid buffer size: 24.00 GB", 24 * GIB),
+        ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 2,048 bytes).", GIB),
+        ("failed to allocate 10.76G (11553996800 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 11553996800),
+        ("PT_DEVMEM Allocation failed for size::939524096 (896)MB", 896 * MIB),
     ],
 )  # fmt: skip
 def test_sizes_of_other_allocators(text: str, tried: int) -> None:

@@ -5,10 +5,12 @@
     2.1 and later      GPU 0 has a total capacity of ... of which ... is free. Process N has ... memory in use. ...
                        Of the allocated memory ... is allocated by PyTorch, [with ... allocated in private pools,] and ... is reserved
                        by PyTorch but unallocated.
+    cudaMallocAsync    Allocation on device 0 would exceed allowed memory. (out of memory), then lines: Currently allocated : ...,
+                       Requested : ..., Device limit : ..., Free (according to CUDA): ..., PyTorch limit (...) : ...
 
 The texts are c10/cuda/CUDACachingAllocator.cpp's (``OutOfMemoryError``) of each release, with HIP, XPU and NPU in CUDA's place,
-aten/src/ATen/mps/MPSAllocator.mm's, c10/core/impl/alloc_cpu.cpp's, and NCCL's include/alloc.h. Each number is looked for by the words
-beside it, so that a text cut short or joined from lines keeps the others.
+c10/cuda/CUDAMallocAsyncAllocator.cpp's, aten/src/ATen/mps/MPSAllocator.mm's, c10/core/impl/alloc_cpu.cpp's, and NCCL's include/alloc.h.
+Each number is looked for by the words beside it, so that a text cut short or joined from lines keeps the others.
 """
 
 from __future__ import annotations
@@ -20,18 +22,29 @@ from typing import NamedTuple
 from ullage.frozen import frozen
 from ullage.units import unit_bytes
 
-_SIZE = r"(\d{1,24}(?:\.\d{1,9})?) ?(bytes?|[KMGTPE]i?B|B)\b"
+_SIZE = r"(\d{1,24}(?:,\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes?|[KMGTPE]i?B|B)\b"
 
 _FIELDS = {
     "tried": (
         rf"[Tt]ried to allocate (?:more than )?{_SIZE}",
         rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}",
         rf"(?:[Uu]nable to allocate|[Oo]ut of memory allocating|[Oo]ut of memory while trying to allocate|[Ff]ailed to allocate) {_SIZE}",
+        rf"[Ff]ailed to allocate [\d.]{{1,12}}[KMGT] \({_SIZE}\)",
         rf"[Cc]annot allocate {_SIZE}",
+        rf"\bRequested\s{{0,20}}: {_SIZE}",
+        rf"Invalid buffer size: {_SIZE}",
+        r"Allocation failed for size::(\d{1,24})()",
     ),
-    "capacity": (rf"{_SIZE} total capacity", rf"total capac(?:i)?ty of {_SIZE}"),
-    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free\b", rf"available memory is only {_SIZE}"),
+    "capacity": (rf"{_SIZE} total capacity", rf"total capac(?:i)?ty of {_SIZE}", rf"Device limit\s{{0,20}}: {_SIZE}"),
+    "free": (
+        rf"of which {_SIZE} is free",
+        rf"{_SIZE} free\b",
+        rf"available memory is only {_SIZE}",
+        rf"Free \(according to CUDA\): {_SIZE}",
+    ),
     "allocated": (
+        rf"Currently allocated\s{{0,20}}: {_SIZE}",
+        rf"allocated so far: {_SIZE}",
         rf"{_SIZE} already allocated",
         rf"{_SIZE} is allocated by",
         rf"MPS allocated: {_SIZE}",
@@ -41,12 +54,19 @@ _FIELDS = {
     "unallocated": (rf"{_SIZE} is reserved by \w+ but unallocated",),
     "private_pools": (rf"with {_SIZE} allocated in private pools",),
     "process": (rf"this process has {_SIZE} memory in use",),
-    "allowed": (rf"max allowed: {_SIZE}", rf"{_SIZE} allowed"),
+    "allowed": (
+        rf"max allowed: {_SIZE}",
+        rf"{_SIZE} allowed",
+        rf"PyTorch limit \(set by user-supplied memory fraction\)\s{{1,30}}: {_SIZE}",
+    ),
 }
 _PATTERNS = {name: tuple(map(re.compile, patterns)) for name, patterns in _FIELDS.items()}
 _OTHERS = re.compile(rf"\bProcess \d{{1,10}} has {_SIZE} memory in use")
 _MOST_PROCESSES = 64
-_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) (\d{1,4})\b")
+_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU|[Aa]llocation on device) (\d{1,4})\b")
+_METAL = re.compile(r"MPS (?:backend|allocated)|Invalid buffer size")
+_METAL_UNIT = re.compile(r"(?<=\d )([KMG])B\b")
+"""MPSAllocator's format_size divides by powers of 1024, and says GB (torch 2.0 to 2.5)."""
 NONSENSE_RATIO = 4
 """A figure of this many times the card's capacity is no memory: WSL2 and containers answer 2^64 for what they hide."""
 
@@ -59,10 +79,11 @@ class Printed(NamedTuple):
 
 
 def printed(number: str, unit: str) -> Printed | None:
-    """``("3.14", "GiB")`` as bytes; None for an unknown unit."""
-    size = unit_bytes(unit)
+    """``("3.14", "GiB")`` as bytes, without a unit as bytes already; None for an unknown unit."""
+    size = unit_bytes(unit) if unit else 1
     if size is None:
         return None
+    number = number.replace(",", "")
     digits = len(number.partition(".")[2])
     within = 0 if size == 1 else int(Decimal(size).scaleb(-digits) / 2) + 1
     return Printed(int(Decimal(number) * size), within)
@@ -109,6 +130,7 @@ class Numbers:
 
 def numbers_of(text: str) -> Numbers:
     """Every number that ``text`` says; text: one message, its lines joined by blanks, at most some thousand characters."""
+    text = _METAL_UNIT.sub(r"\1iB", text) if _METAL.search(text) else text
     found = {name: one for name, patterns in _PATTERNS.items() if (one := _first(patterns, text)) is not None}
     size = {name: one.bytes for name, one in found.items()}
     reserved = size.get("reserved")
