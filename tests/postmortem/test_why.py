@@ -144,7 +144,7 @@ def message(**sizes: float) -> str:
         (message(tried=2, allocated=50, free=1, reserved=77), "fragmentation"),
         (message(tried=2, allocated=38, free=1, reserved=39), "foreign-process"),
         (message(tried=341, allocated=6, free=73, reserved=6), "config"),
-        (message(tried=2, allocated=78, free=0.5, reserved=78.2), "unknown"),
+        (message(tried=2, allocated=78, free=0.5, reserved=78.2), "card-too-small"),
         ("Cuda failure 2 'out of memory'", "communicators"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "communicators"),
         ("ValueError: No available memory for the cache blocks.", "foreign-process"),

@@ -15,6 +15,8 @@ from ullage.units import GIB, format_bytes
 _CONTEXT_BYTES = 2 * GIB
 """A context with its libraries and communicators is below this: 0.5 GiB on A100 and H100, and 0.5 to 0.7 GB for each communicator
 (hardware/data/overheads.toml; NVIDIA/nccl#964)."""
+_SMALL_BYTES = GIB
+"""A context by itself is below this (pytorch/pytorch#151030: 520 MB each of seven sibling ranks on the first card)."""
 _MUCH_UNUSED = 0.1
 _SOME_UNUSED = 0.02
 _IMPOSSIBLE_RATIO = 1.5
@@ -123,6 +125,12 @@ def _too_large(numbers: Numbers) -> Iterator[Reason]:
             why=f"{format_bytes(tried)} in one tensor is more than the whole card{held}: a shape or a mask is wrong, or something grows "
             "with the square of the length",
         )
+    elif capacity is not None and tried > capacity:
+        yield Reason(
+            kind="card-too-small",
+            weight=2.2,
+            why=f"{format_bytes(tried)} in one tensor is more than the card's {format_bytes(capacity)}, whatever else is on it",
+        )
 
 
 def _fragmented(evidence: Evidence) -> Iterator[Reason]:
@@ -150,16 +158,30 @@ def _outside(numbers: Numbers) -> Iterator[Reason]:
         return
     if others is not None and others >= GIB:
         whole = others >= capacity / 2
+        count = numbers.other_processes_count
+        contexts = count > 1 and others < count * _SMALL_BYTES
         yield Reason(
             kind="foreign-process",
             weight=6.0 if whole else 2.5,
-            why=f"other processes held {format_bytes(others)} of the card's {format_bytes(capacity)}",
+            why=f"other processes held {format_bytes(others)} of the card's {format_bytes(capacity)}"
+            + (
+                f": {count} of them, each no more than a context, as of ranks that opened this card before their own"
+                if contexts
+                else ""
+            ),
         )
     if process is not None and reserved is not None and process - reserved >= _CONTEXT_BYTES:
+        elsewhere = process - reserved
+        enough = numbers.tried_bytes is not None and elsewhere - _CONTEXT_BYTES >= numbers.tried_bytes
         yield Reason(
             kind="communicators",
-            weight=1.5,
-            why=f"this process held {format_bytes(process - reserved)} outside torch's allocator: communicators, libraries, the context",
+            weight=2.2 if enough else 1.5,
+            why=f"this process held {format_bytes(elsewhere)} outside torch's allocator: communicators, libraries, the context"
+            + (
+                f"; a context takes less than {format_bytes(_CONTEXT_BYTES)}, and the rest would have held what was tried"
+                if enough
+                else ""
+            ),
         )
     elif others is None and process is None and free is not None and reserved is not None:
         elsewhere = capacity - free - reserved
@@ -218,14 +240,16 @@ def _growing(evidence: Evidence) -> Iterator[Reason]:
         )
 
 
-def full(numbers: Numbers) -> str | None:
+def full(numbers: Numbers) -> Reason | None:
     """Said where nothing else is: the card was full of live tensors."""
     if not numbers.allocated_bytes or not numbers.capacity_bytes:
         return None
     share = numbers.allocated_bytes / numbers.capacity_bytes
     if share < _FULL:
         return None
-    return (
-        f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(numbers.capacity_bytes)} was allocated to live tensors: neither "
-        "fragmentation nor another process; the job (--job, or --config, --model and --cluster) says which tensors"
+    return Reason(
+        kind="card-too-small",
+        weight=1.0,
+        why=f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(numbers.capacity_bytes)} was allocated to live tensors: neither "
+        "fragmentation nor another process; the job (--job, or --config, --model and --cluster) says which tensors",
     )

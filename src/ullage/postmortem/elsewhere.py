@@ -20,14 +20,16 @@ _NAMES = {_HALF: "16 bits", _SINGLE: "fp32"}
 def elsewhere(job: Job, graph: Graph, rank: Rank) -> Iterator[Made]:
     """Each in 16 and in 32 bits, the sizes rounded as the allocator rounds."""
     sizes = {name: size for name, size in local_sizes(graph, job.layout, job.data).items() if isinstance(size, int)}
-    yield from _logits(sizes)
+    yield from _logits(job, sizes)
     yield from _scores(job, sizes)
     yield from _whole(job, rank)
     yield from _single(job, rank)
 
 
-def _logits(sizes: dict[str, int]) -> Iterator[Made]:
+def _logits(job: Job, sizes: dict[str, int]) -> Iterator[Made]:
     shape = (sizes[BATCH], sizes[SEQ], sizes.get("vocab", 0))
+    quiet = job.loss.kind in ("fused-linear", "chunked")
+    note = f", which a {job.loss.kind} loss never makes: it is then not in effect" if quiet else ""
     for dtype in (_HALF, _SINGLE):
         yield Made(
             kind="logits",
@@ -36,7 +38,8 @@ def _logits(sizes: dict[str, int]) -> Iterator[Made]:
             bytes=_bytes(math.prod(shape), dtype),
             moment="forward of head, or its backward",
             shape=shape,
-            note="micro-batch x tokens x vocabulary",
+            note=f"micro-batch x tokens x vocabulary{note}",
+            against=quiet,
         )
 
 

@@ -94,7 +94,7 @@ class Numbers:
     """Bytes as the message says them; None: not said. tried_within_bytes: how far rounding in print may have moved ``tried``.
 
     allocated: handed out by the framework; reserved: held from the driver, in use or not; process: all that this process holds, context
-    and libraries included; other_processes: of all others on the card; allowed: a limit set by hand.
+    and libraries included; other_processes: of all others on the card, and how many they are; allowed: a limit set by hand.
     """
 
     tried_bytes: int | None = None
@@ -104,6 +104,7 @@ class Numbers:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     other_processes_bytes: int | None = None
+    other_processes_count: int = 0
     process_bytes: int | None = None
     private_pools_bytes: int | None = None
     allowed_bytes: int | None = None
@@ -150,6 +151,7 @@ def numbers_of(text: str) -> Numbers:
         allocated_bytes=size.get("allocated"),
         reserved_bytes=reserved,
         other_processes_bytes=sum(others) if others else None,
+        other_processes_count=len(others),
         process_bytes=process,
         private_pools_bytes=size.get("private_pools"),
         allowed_bytes=size.get("allowed"),

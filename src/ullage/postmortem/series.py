@@ -1,4 +1,5 @@
-"""How allocated memory went, as a log tells it step by step: DeepSpeed's, Megatron-LM's, axolotl's and torchtitan's lines."""
+"""How allocated memory went, as a log tells it step by step: DeepSpeed's, Megatron-LM's, axolotl's, torchtitan's and torchtune's lines,
+and what a person prints of torch.cuda.memory_allocated()."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import re
 
 from ullage.postmortem.messages import printed
 
-_MARKERS = (b" ma ", b"allocated: ", b"memory: ", b"max_mem_active", b"memory_allocated")
+_MARKERS = (b" ma ", b"allocated: ", b"memory: ", b"max_mem_active", b"memory_allocated", b"peak_memory_active")
 _PATTERN = re.compile(
-    rb"(?: MA (?P<a>\d{1,9}(?:\.\d{1,6})?) (?P<b>GB|MB)|"  # DeepSpeed's see_memory_usage divides by 1024^3 and says GB
-    rb"(?<!max )\ballocated: (?P<c>\d{1,12}(?:\.\d{1,6})?)(?P<d>(?= ?\|)| ?[GM]i?B\b)|"  # Megatron-LM: megabytes of 1024^2, without a unit
-    rb"\bmemory: {1,3}(?P<e>\d{1,9}(?:\.\d{1,6})?)(?P<f>GiB)|"  # torchtitan
-    rb"max_mem_active\(gib\)'?\"?: '?\"?(?P<g>\d{1,9}(?:\.\d{1,6})?)(?P<h>))"
+    rb"(?: MA (?P<a>\d{1,9}(?:\.\d{1,6})?) (?P<A>GB|MB)|"  # DeepSpeed's see_memory_usage divides by 1024^3 and says GB
+    rb"(?<!max )\ballocated: (?P<b>\d{1,12}(?:\.\d{1,6})?)(?P<B>(?= ?\|)| ?[GM]i?B\b)|"  # Megatron-LM: megabytes of 1024^2, without a unit
+    rb"\bmemory: {1,3}(?P<c>\d{1,9}(?:\.\d{1,6})?)(?P<C>GiB)|"  # torchtitan
+    rb"max_mem_active\(gib\)'?\"?: '?\"?(?P<d>\d{1,9}(?:\.\d{1,6})?)(?P<D>)|"
+    rb"\bpeak_memory_active:(?P<e>\d{1,9}(?:\.\d{1,6})?)(?P<E>)|"  # torchtune's get_memory_stats, of the steps since the last line
+    rb"\bmemory_allocated(?:\(\))?['\"]?[:=]? {0,4}(?P<f>\d{7,15}(?![\d.])|\d{1,12}(?:\.\d{1,6})?(?= ?[KMG]i?B))(?P<F>(?: ?[KMG]i?B)?))"
 )
-_UNITS = {b"GB": "GiB", b"MB": "MiB", b"": "MiB", b"GiB": "GiB", b"MiB": "MiB"}
+_UNITS = {"a": "GiB", "b": "MiB", "d": "GiB", "e": "GiB", "f": "bytes"}
+"""Where a line says none."""
+_POWERS_OF_1024 = {b"GB": "GiB", b"MB": "MiB"}
 MOST_POINTS = 4096
 
 
@@ -30,9 +35,9 @@ class Series:
         if not any(lower.find(marker, start, stop) >= 0 for marker in _MARKERS):
             return
         for match in _PATTERN.finditer(buffer, start, stop):
-            number = next(match[name] for name in "aceg" if match[name] is not None)
-            unit = "GiB" if match["g"] is not None else _UNITS[(match["b"] or match["d"] or match["f"] or b"").strip()]
-            self._add(number.decode(), unit)
+            name = next(name for name in "abcdef" if match[name] is not None)
+            unit = match[name.upper()].strip()
+            self._add(match[name].decode(), _POWERS_OF_1024.get(unit, unit.decode()) or _UNITS[name])
 
     def _add(self, number: str, unit: str) -> None:
         self._count += 1

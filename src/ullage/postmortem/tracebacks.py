@@ -69,17 +69,20 @@ _RULES = (
     _rule("unpad", r"unpad_input|index_first_axis|_get_unpad_data"),
     _rule("save",
           r"\bstate_dict\b(?!.*load)|save_pretrained|save_checkpoint|_save_to_state_dict|full_state_dict|save_model"
-          r"|safe_save|_save\b"),
+          r"|safe_save|_save\b|save_16bit|_consolidated_16bit|save_fsdp_|save_accelerator_state|state_dict_saver"
+          r"|_post_state_dict_hook|get_peft_model_state_dict"),
     _rule("load",
           r"from_pretrained|load_state_dict|load_checkpoint|_load_(?:rng|optimizer)|torch\.load|_load_state_dict"
-          r"|load_model\b|resume|persistent_load|load_opt_state|restore_checkpoint|torch/serialization\.py _?load\b"),
+          r"|load_model\b|resume|persistent_load|load_opt_state|restore_checkpoint|torch/serialization\.py _?load\b|load_fsdp_|load_state\b"
+          r"|state_dict_loader"),
     _rule("engine",
-          r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_(?:model_)?weights|update_weights?_from|wake_up\b|\bLLM\("),
+          r"\bvllm/|\bsglang/|_move_model_to_vllm|sync_(?:model_)?weights|sharding_manager/|update_weights?_from|wake_up\b|\bLLM\("),
     _rule("evaluation", r"evaluation_loop|prediction_loop|prediction_step|\bevaluate\b|nested_concat|compute_metrics|validation_step"
           r"|_run_sanity_check|evaluation_step|val(?:id|idate|idation)?_(?:one_)?epoch|\bvalidate\b"),
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
           r"|init_state"),
+    _rule("load", r"torch/nn/modules/module\.py (?:to|cuda|_apply|convert)\b"),
     _rule("clipping", r"clip_grad|get_total_norm|_unfused_norm|foreach_norm|grad_norm"),
     _rule("optimizer",
           r"torch/optim/|optimizer\.step|adamw?\.py|_multi_tensor_adam|_single_tensor_adam|optim.{0,30}\bstep\b|denom ?="),
@@ -91,7 +94,8 @@ _RULES = (
           r"_expand_mask|expand_mask_4d|_prepare_(?:4d_|decoder_)?\w{0,20}attention_mask|_make_causal_mask|_update_causal_mask"
           r"|create_causal_mask|get_ltor_masks"),
     _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
-    _rule("experts", r"\bexperts?\b|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
+    _rule("experts",
+          r"\bexperts?\b|expert_layer|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
     _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
     _rule("collective", r"distributed_c10d|all_reduce|broadcast|process_group"),
     _rule("engine-init",

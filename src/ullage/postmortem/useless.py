@@ -20,6 +20,21 @@ _BY_KIND = {
         ("activation checkpointing", "the logits lie outside of the layers that it recomputes"),
         ("more data-parallel GPUs", "each has the logits of its own sequences"),
     ),
+    "activations": (
+        (
+            "ZeRO, FSDP or more data-parallel GPUs alone",
+            "they share out states; each rank has activations of its own tokens",
+        ),
+    ),
+    "padding-mask": (("activation checkpointing", "the mask is made before the first layer, and all layers read it"),),
+    "outlier-length": (("grouping by length", "the longest sequences are then together, in one batch"),),
+    "unsynced-accumulation": (
+        ("more and smaller micro-batches", "what waits to be reduced has the size of all gradients"),
+    ),
+    "clipping": (("a smaller micro-batch", "activations are gone when gradients are clipped"),),
+    "evaluation": (("a smaller training micro-batch", "evaluation has a batch size of its own"),),
+    "leak": (("a smaller micro-batch or a larger card", "what is kept fills it later"),),
+    "foreign-process": (("a smaller job", "what another process holds is not this one's to free"),),
     "attention-scores": (
         (
             "activation checkpointing alone",

@@ -78,7 +78,7 @@ def why(
     if job is not None:
         from ullage.postmortem.with_job import known, matching, reasons
 
-        here = known(job)
+        here = known(job, evidence.event.rank if evidence.event is not None else None)
         found = matching(here, evidence)
         spoken += reasons(here, evidence, found)
         if difference is None and evidence.blocks and here.worst is not None:
@@ -124,9 +124,8 @@ def _unknown(evidence: Evidence, here: Known | None) -> tuple[Cause, ...]:
         reason = "no line of it tells of a failure that is known"
     elif here is not None:
         reason = "no tensor of the job has the size that failed, and its account does not fill the card"
+    elif (filled_up := full(evidence.numbers)) is not None:
+        return judged([filled_up])
     else:
-        reason = (
-            full(evidence.numbers)
-            or "the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
-        )
+        reason = "the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
     return judged([Reason(kind="unknown", weight=1.0, why=reason)])

@@ -20,8 +20,9 @@ from ullage.model.graph import Graph
 from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
+from ullage.postmortem.inactive import held_whole, uncut
 from ullage.postmortem.matching import SAYS_NOTHING, Candidate, candidates
-from ullage.postmortem.outside_step import around_steps, base_bytes, host
+from ullage.postmortem.outside_step import ROOMY, around_steps, base_bytes, host
 from ullage.postmortem.particular import experts, lengths
 from ullage.postmortem.tensors import Made, highest, kind_of, made
 from ullage.units import format_bytes
@@ -46,21 +47,33 @@ class Held:
 
 @frozen
 class Known:
-    """The job as the account knows it. held: every pipeline rank, empty where it is not modelled; unmodelled: why not."""
+    """The job as the account knows it. held: every pipeline rank, empty where it is not modelled; unmodelled: why not.
+
+    stage: the one whose rank failed, where that is told.
+    """
 
     job: Job
     graph: Graph
     held: tuple[Held, ...]
     ranks: tuple[Rank, ...]
     unmodelled: str | None = None
+    stage: int | None = None
 
     @property
     def worst(self) -> Held | None:
-        return max(self.held, key=lambda one: one.peak.bytes, default=None)
+        """The stage that failed, or where none is told the one that holds most."""
+        return max(self.held, key=lambda one: (one.rank.index == self.stage, one.peak.bytes), default=None)
+
+    @property
+    def asked(self) -> tuple[Held, ...]:
+        """The stages of which a tensor may be what failed."""
+        return tuple(one for one in self.held if self.stage in (None, one.rank.index))
 
 
-def known(job: Job) -> Known:
-    """The job's accounts. A refusal leaves the tensors that the model alone tells."""
+def known(job: Job, failed: int | None = None) -> Known:
+    """The job's accounts. A refusal leaves the tensors that the model alone tells. failed: the global rank that ran out, if told."""
+    layout = job.layout
+    stage = failed // (layout.world // layout.pp) if failed is not None and failed < layout.world else None
     graph = build(job.model, mtp=job.engine.name == "megatron")
     ranks = ranks_of(job, graph)
     held = []
@@ -72,7 +85,7 @@ def known(job: Job) -> Known:
             held.append(Held(rank=rank, account=found, peak=peak))
     except UllageError as error:
         return Known(job=job, graph=graph, held=(), ranks=ranks, unmodelled=str(error))
-    return Known(job=job, graph=graph, held=tuple(held), ranks=ranks)
+    return Known(job=job, graph=graph, held=tuple(held), ranks=ranks, stage=stage)
 
 
 def matching(here: Known, evidence: Evidence) -> tuple[Candidate, ...]:
@@ -80,9 +93,10 @@ def matching(here: Known, evidence: Evidence) -> tuple[Candidate, ...]:
     tried = evidence.numbers.tried_bytes
     if tried is None or tried <= SAYS_NOTHING:
         return ()
-    tensors = [one for held in here.held for one in (*made(held.account), *_unfused(held))]
-    ends = {here.ranks[0].index: here.ranks[0], here.ranks[-1].index: here.ranks[-1]}.values()
-    others = [one for rank in ends for one in elsewhere(here.job, here.graph, rank)]
+    tensors = [one for held in here.asked for one in (*made(held.account), *_unfused(held))]
+    ends = {rank.index: rank for rank in (here.ranks[0], here.ranks[-1]) if here.stage in (None, rank.index)}
+    others = [one for rank in ends.values() for one in elsewhere(here.job, here.graph, rank)]
+    others += uncut(here.job.layout, tensors)
     shapes = {(one.kind, one.bytes): one.shape for one in others}
     found = candidates([*tensors, *others], evidence.numbers, evidence.phases)
     return tuple(one if one.made.shape else _shaped(one, shapes) for one in found)
@@ -126,6 +140,7 @@ def reasons(here: Known, evidence: Evidence, found: tuple[Candidate, ...]) -> It
         yield from _states(here.job, static, capacity)
         yield from _rest(here, here.worst, capacity)
         worst = here.worst
+        yield from held_whole(here.job.layout, evidence, worst.peak.live)
         yield from lengths(here.job, worst.peak.bytes, capacity)
         yield from experts(here.job, worst.peak, evidence, capacity)
         yield from around_steps(here.job, worst.rank, sum(static.values()), worst.peak.bytes, capacity)
@@ -279,7 +294,7 @@ def _rest(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:
     rest = sum(kinds.values())
     pressure = min(1.0, max(0.0, 2 * worst.peak.bytes / capacity - 1))  # a card half empty does not run out
     when = moment(worst.peak)
-    for kind, size in kinds.items():
+    for kind, size in sorted(kinds.items(), key=lambda entry: -entry[1]):
         if size < capacity / 20 or kind == "states":
             continue
         yield Reason(
@@ -288,7 +303,7 @@ def _rest(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:
             why=f"{format_bytes(size)} of {format_bytes(worst.peak.bytes)} predicted at the peak ({when}) are {_WORDS.get(kind, kind)}",
         )
     if len(here.held) > 1:
-        yield from _end(here, worst)
+        yield from _end(here, worst, capacity)
 
 
 _WORDS: dict[Kind, str] = {
@@ -301,13 +316,15 @@ _WORDS: dict[Kind, str] = {
 }
 
 
-def _end(here: Known, worst: Held) -> Iterator[Reason]:
-    """A pipeline whose end holds far more than its middle."""
-    least = min(one.peak.bytes for one in here.held)
-    if worst.peak.bytes > 1.25 * least and worst.rank.index in (0, len(here.held) - 1):
+def _end(here: Known, worst: Held, capacity: int) -> Iterator[Reason]:
+    """A pipeline whose end holds far more than its middle; where the others fit, that it is an end is the cause."""
+    others = [one.peak.bytes for one in here.held if one is not worst]
+    if worst.peak.bytes > 1.25 * min(others) and worst.rank.index in (0, len(here.held) - 1):
         end = "first" if worst.rank.index == 0 else "last"
+        fit = max(others) <= ROOMY * capacity < worst.peak.bytes
         yield Reason(
             kind="pipeline-end",
-            weight=1.5,
-            why=f"the {end} stage holds {format_bytes(worst.peak.bytes)} where the least holds {format_bytes(least)}",
+            weight=3.2 if fit else 1.5,
+            why=f"the {end} stage holds {format_bytes(worst.peak.bytes)} where the least holds {format_bytes(min(others))}"
+            + (", and every other fits" if fit else ""),
         )

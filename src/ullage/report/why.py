@@ -20,6 +20,7 @@ from ullage.units import format_bytes
 
 if TYPE_CHECKING:
     from ullage.postmortem.advice import Advice
+    from ullage.postmortem.matching import Candidate
 
 _NAMES = {
     "tried": "asked for",
@@ -37,6 +38,7 @@ def why_report(answer: Why) -> Iterator[RenderableType]:
     """The parts of the report, top to bottom."""
     yield from _happened(answer.evidence)
     yield from _causes(answer.causes)
+    yield from _candidates(answer.answer.candidates, answer.evidence)
     if answer.answer.difference is not None:
         yield from _difference(answer.answer.difference)
     yield from _advice(answer.advice)
@@ -84,6 +86,28 @@ def _causes(causes: tuple[Cause, ...]) -> Iterator[RenderableType]:
         if one.tensor is not None and one.tensor.shape:
             text.append(f"\nshape {' x '.join(map(str, one.tensor.shape))}", style="not bold dim")
         table.add_row(Text(one.certainty, style=_STYLES[one.certainty]), text)
+    yield indented(table)
+
+
+def _candidates(found: tuple[Candidate, ...], evidence: Evidence) -> Iterator[RenderableType]:
+    """Where the size is that of more than one tensor: each with what is allocated before it, for the reader to reject."""
+    if len(found) < 2:
+        return
+    allocated = evidence.numbers.allocated_bytes
+    told = "" if allocated is None else f"; {format_bytes(allocated)} was allocated"
+    yield heading("Tensors of that size", f"the likeliest first{told}")
+    table = Table.grid(padding=(0, 2))
+    for one in found:
+        made = one.made
+        before = "not part of the modelled step"
+        if made.low_bytes is not None and made.high_bytes is not None:
+            before = f"beside {words.in_gib(made.low_bytes)} to {words.in_gib(made.high_bytes)}"
+        table.add_row(
+            Text(f"{one.likelihood:.0%}", justify="right"),
+            Text(made.what),
+            Text(made.moment),
+            Text(before, style="dim"),
+        )
     yield indented(table)
 
 

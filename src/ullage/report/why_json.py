@@ -10,6 +10,7 @@ from ullage.postmortem.why import Why
 
 if TYPE_CHECKING:
     from ullage.postmortem.advice import Advice
+    from ullage.postmortem.matching import Candidate
 
 _NUMBERS = (
     "tried_bytes", "capacity_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "other_processes_bytes", "process_bytes",
@@ -24,6 +25,7 @@ def why(answer: Why) -> dict[str, object]:
         "recognised": evidence.recognised,
         "numbers": {name: getattr(evidence.numbers, name) for name in _NUMBERS},
         "causes": [_cause(one) for one in answer.causes],
+        "candidates": [_candidate(one) for one in answer.answer.candidates],
         "advice": [_advice(one) for one in answer.advice],
         "in_words": [{"kind": one.kind, "what": one.what, "why": one.why} for one in answer.in_words],
         "beyond_bytes": answer.beyond_bytes,
@@ -53,6 +55,22 @@ def _cause(one: Cause) -> dict[str, object]:
         if tensor is None
         else {"what": tensor.what, "shape": list(tensor.shape), "bytes": tensor.bytes, "moment": tensor.moment},
         "why": one.why,
+    }
+
+
+def _candidate(one: Candidate) -> dict[str, object]:
+    made = one.made
+    return {
+        "kind": made.kind,
+        "what": made.what,
+        "shape": list(made.shape),
+        "bytes": made.bytes,
+        "moment": made.moment,
+        "note": made.note,
+        "in_step": made.in_step,
+        "likelihood": one.likelihood,
+        "allocated_low_bytes": made.low_bytes,
+        "allocated_high_bytes": made.high_bytes,
     }
 
 
