@@ -89,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if traceback:
             raise
         return _fail(f"{_bug(error)}; --traceback shows where", status.BUG)
+    finally:
+        if (
+            argv is None
+        ):  # the process ends: its memory goes back as a whole, and nobody need look through it for garbage
+            gc.freeze()
 
 
 def _run(arguments: list[str]) -> int:

@@ -56,7 +56,7 @@ def candidates(
         return ()
     found: dict[tuple[str, int, str], Made] = {}
     for one in tensors:
-        if abs(segment_bytes(one.bytes) - tried) <= numbers.tried_within_bytes:
+        if has_size(one.bytes, numbers):
             found.setdefault((one.what, one.bytes, one.moment), one)
     within = {one.bytes for one in found.values() if one.in_step}
     weights = {
@@ -67,6 +67,12 @@ def candidates(
     total = sum(weights.values())
     ranked = sorted(weights, key=lambda key: -weights[key])
     return tuple(Candidate(made=found[key], likelihood=weights[key] / total) for key in ranked[:most])
+
+
+def has_size(size: int, numbers: Numbers) -> bool:
+    """Whether a tensor of this size is what was tried, within what print rounded."""
+    assert numbers.tried_bytes is not None
+    return abs(segment_bytes(size) - numbers.tried_bytes) <= numbers.tried_within_bytes
 
 
 def _weight(one: Made, numbers: Numbers, phases: tuple[Phase, ...]) -> float:

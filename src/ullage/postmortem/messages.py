@@ -17,58 +17,13 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import cache
 from typing import NamedTuple
 
 from ullage.frozen import frozen
 from ullage.units import unit_bytes
 
 _SIZE = r"(\d{1,24}(?:,\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes?|[KMGTPE]i?B|B)\b"
-
-_FIELDS = {
-    "tried": (
-        rf"[Tt]ried to allocate (?:more than )?{_SIZE}",
-        rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}",
-        rf"(?:[Uu]nable to allocate|[Oo]ut of memory allocating|[Oo]ut of memory while trying to allocate|[Ff]ailed to allocate) {_SIZE}",
-        rf"[Ff]ailed to allocate [\d.]{{1,12}}[KMGT] \({_SIZE}\)",
-        rf"[Cc]annot allocate {_SIZE}",
-        rf"\bRequested\s{{0,20}}: {_SIZE}",
-        rf"Invalid buffer size: {_SIZE}",
-        r"Allocation failed for size::(\d{1,24})()",
-    ),
-    "capacity": (rf"{_SIZE} total capacity", rf"total capac(?:i)?ty of {_SIZE}", rf"Device limit\s{{0,20}}: {_SIZE}"),
-    "free": (
-        rf"of which {_SIZE} is free",
-        rf"{_SIZE} free\b",
-        rf"available memory is only {_SIZE}",
-        rf"Free \(according to CUDA\): {_SIZE}",
-    ),
-    "allocated": (
-        rf"Currently allocated\s{{0,20}}: {_SIZE}",
-        rf"allocated so far: {_SIZE}",
-        rf"{_SIZE} already allocated",
-        rf"{_SIZE} is allocated by",
-        rf"MPS allocated: {_SIZE}",
-        rf"{_SIZE} memory has been allocated",
-    ),
-    "reserved": (rf"{_SIZE} reserved in total", rf"{_SIZE} cached"),
-    "unallocated": (rf"{_SIZE} is reserved by \w+ but unallocated",),
-    "private_pools": (rf"with {_SIZE} allocated in private pools",),
-    "process": (rf"this process has {_SIZE} memory in use",),
-    "allowed": (
-        rf"max allowed: {_SIZE}",
-        rf"{_SIZE} allowed",
-        rf"PyTorch limit \(set by user-supplied memory fraction\)\s{{1,30}}: {_SIZE}",
-    ),
-}
-_PATTERNS = {name: tuple(map(re.compile, patterns)) for name, patterns in _FIELDS.items()}
-_OTHERS = re.compile(rf"\bProcess \d{{1,10}} has {_SIZE} memory in use")
-_MOST_PROCESSES = 64
-_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU|[Aa]llocation on device) (\d{1,4})\b")
-_METAL = re.compile(r"MPS (?:backend|allocated)|Invalid buffer size")
-_METAL_UNIT = re.compile(r"(?<=\d )([KMG])B\b")
-"""MPSAllocator's format_size divides by powers of 1024, and says GB (torch 2.0 to 2.5)."""
-NONSENSE_RATIO = 4
-"""A figure of this many times the card's capacity is no memory: WSL2 and containers answer 2^64 for what they hide."""
 
 
 class Printed(NamedTuple):
@@ -87,6 +42,77 @@ def printed(number: str, unit: str) -> Printed | None:
     digits = len(number.partition(".")[2])
     within = 0 if size == 1 else int(Decimal(size).scaleb(-digits) / 2) + 1
     return Printed(int(Decimal(number) * size), within)
+
+
+class _Said(NamedTuple):
+    """A number and the words beside it. marker: a text of every message that ``pattern`` knows; it is compiled when one has it."""
+
+    marker: str
+    pattern: str
+
+    def find(self, text: str) -> Printed | None:
+        if self.marker not in text:
+            return None
+        match = _compiled(self.pattern).search(text)
+        return None if match is None else printed(match[1], match[2])
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+_FIELDS = {
+    "tried": (
+        _Said("ried to allocate", rf"[Tt]ried to allocate (?:more than )?{_SIZE}"),
+        _Said("CUDA calloc", rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}"),
+        _Said("nable to allocate", rf"[Uu]nable to allocate {_SIZE}"),
+        _Said("memory allocating", rf"[Oo]ut of memory allocating {_SIZE}"),
+        _Said("trying to allocate", rf"[Oo]ut of memory while trying to allocate {_SIZE}"),
+        _Said("ailed to allocate", rf"[Ff]ailed to allocate {_SIZE}"),
+        _Said("ailed to allocate", rf"[Ff]ailed to allocate [\d.]{{1,12}}[KMGT] \({_SIZE}\)"),
+        _Said("annot allocate", rf"[Cc]annot allocate {_SIZE}"),
+        _Said("Requested", rf"\bRequested\s{{0,20}}: {_SIZE}"),
+        _Said("Invalid buffer size", rf"Invalid buffer size: {_SIZE}"),
+        _Said("Allocation failed", r"Allocation failed for size::(\d{1,24})()"),
+    ),
+    "capacity": (
+        _Said("total capacity", rf"{_SIZE} total capacity"),
+        _Said("total capac", rf"total capac(?:i)?ty of {_SIZE}"),
+        _Said("Device limit", rf"Device limit\s{{0,20}}: {_SIZE}"),
+    ),
+    "free": (
+        _Said("of which", rf"of which {_SIZE} is free"),
+        _Said(" free", rf"{_SIZE} free\b"),
+        _Said("available memory", rf"available memory is only {_SIZE}"),
+        _Said("according to CUDA", rf"Free \(according to CUDA\): {_SIZE}"),
+    ),
+    "allocated": (
+        _Said("Currently allocated", rf"Currently allocated\s{{0,20}}: {_SIZE}"),
+        _Said("allocated so far", rf"allocated so far: {_SIZE}"),
+        _Said("already allocated", rf"{_SIZE} already allocated"),
+        _Said("is allocated by", rf"{_SIZE} is allocated by"),
+        _Said("MPS allocated", rf"MPS allocated: {_SIZE}"),
+        _Said("has been allocated", rf"{_SIZE} memory has been allocated"),
+    ),
+    "reserved": (_Said("reserved in total", rf"{_SIZE} reserved in total"), _Said("cached", rf"{_SIZE} cached")),
+    "unallocated": (_Said("but unallocated", rf"{_SIZE} is reserved by \w+ but unallocated"),),
+    "private_pools": (_Said("private pools", rf"with {_SIZE} allocated in private pools"),),
+    "process": (_Said("this process has", rf"this process has {_SIZE} memory in use"),),
+    "allowed": (
+        _Said("max allowed", rf"max allowed: {_SIZE}"),
+        _Said("allowed", rf"{_SIZE} allowed"),
+        _Said("user-supplied", rf"PyTorch limit \(set by user-supplied memory fraction\)\s{{1,30}}: {_SIZE}"),
+    ),
+}
+_OTHERS = re.compile(rf"\bProcess \d{{1,10}} has {_SIZE} memory in use")
+_MOST_PROCESSES = 64
+_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU|[Aa]llocation on device) (\d{1,4})\b")
+_METAL = re.compile(r"MPS (?:backend|allocated)|Invalid buffer size")
+_METAL_UNIT = re.compile(r"(?<=\d )([KMG])B\b")
+"""MPSAllocator's format_size divides by powers of 1024, and says GB (torch 2.0 to 2.5)."""
+NONSENSE_RATIO = 4
+"""A figure of this many times the card's capacity is no memory: WSL2 and containers answer 2^64 for what they hide."""
 
 
 @frozen
@@ -132,7 +158,7 @@ class Numbers:
 def numbers_of(text: str) -> Numbers:
     """Every number that ``text`` says; text: one message, its lines joined by blanks, at most some thousand characters."""
     text = _METAL_UNIT.sub(r"\1iB", text) if _METAL.search(text) else text
-    found = {name: one for name, patterns in _PATTERNS.items() if (one := _first(patterns, text)) is not None}
+    found = {name: one for name, ways in _FIELDS.items() if (one := _first(ways, text)) is not None}
     size = {name: one.bytes for name, one in found.items()}
     reserved = size.get("reserved")
     if reserved is None and "allocated" in size and "unallocated" in size:
@@ -168,12 +194,8 @@ def _own(processes: list[int], reserved: int | None, used: int) -> int | None:
     return min((one for one in processes if one >= reserved), default=None)
 
 
-def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> Printed | None:
-    for pattern in patterns:
-        match = pattern.search(text)
-        if match is not None:
-            return printed(match[1], match[2])
-    return None
+def _first(ways: tuple[_Said, ...], text: str) -> Printed | None:
+    return next((found for way in ways if (found := way.find(text)) is not None), None)
 
 
 def _some(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:

@@ -13,6 +13,8 @@ from ullage.frozen import frozen
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
+from ullage.memory.rank import Rank
+from ullage.model.graph import Graph
 from ullage.postmortem.outside_step import ROOMY
 from ullage.timing.step import step_time
 
@@ -97,9 +99,21 @@ class Option:
         return "fits" if self.bracket[1] < capacity and self.on_host <= ROOMY else "tight"
 
 
+_FEWER_IN_FLIGHT = ("gpipe", "1f1b")
+"""Schedules under which no rank holds more micro-batches than one before it."""
+
+
+def heaviest(job: Job, graph: Graph) -> tuple[Rank, ...]:
+    """The pipeline ranks of which one holds most: of those that run the same blocks the first, where no later one holds more."""
+    ranks = ranks_of(job, graph)
+    if job.layout.schedule not in _FEWER_IN_FLIGHT:
+        return ranks
+    return tuple({rank.chunks: rank for rank in reversed(ranks)}.values())
+
+
 def least(job: Job) -> Least:
     graph = graph_of(job)
-    peak, account = max((rank_peak(job, graph, rank) for rank in ranks_of(job, graph)), key=lambda one: one[0])
+    peak, account = max((rank_peak(job, graph, rank) for rank in heaviest(job, graph)), key=lambda one: one[0])
     outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
     return Least(
         peak_bytes=peak,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ullage.engines.base import Account
 from ullage.frozen import frozen
@@ -35,13 +35,16 @@ class Made:
         return self.low_bytes is not None
 
 
-def made(account: Account) -> Iterator[Made]:
-    """Every allocation of a run: loading, the first step, and a later one; the tensors of an item in pieces one by one."""
+def made(account: Account, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[Made]:
+    """Every allocation of a run: loading, the first step, and a later one; the tensors of an item in pieces one by one.
+
+    wanted: whether tensors of a size are asked for.
+    """
     late = set(account.late)
-    for (item, moment), (low, high) in _Walk().of(account.history).items():
+    for (item, moment), (low, high) in _Walk(wanted).of(account.history).items():
         when = moment or ("the first optimizer step" if item in late else "load")
         kind = kind_of(item, when, late=item in late)
-        for size in set(item.pieces) or {item.bytes}:
+        for size in filter(wanted, set(item.pieces) or {item.bytes}):
             yield Made(
                 kind=kind,
                 category=item.category,
@@ -55,10 +58,11 @@ def made(account: Account) -> Iterator[Made]:
 
 
 class _Walk:
-    """What is live before each allocation of a program, relative to its start: equal parts are looked at once."""
+    """What is live before each allocation of a program that is asked for, relative to its start: equal parts are looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[int], bool]) -> None:
         self._known: dict[int, _Spans] = {}
+        self._wanted = wanted
 
     def of(self, node: Node) -> _Spans:
         known = self._known.get(id(node))
@@ -68,8 +72,9 @@ class _Walk:
 
     def _looked(self, node: Node) -> _Spans:
         if isinstance(node, Change):
-            more = max(0, (node.count - 1) * node.item.bytes)
-            return {(node.item, ""): (0, more)} if node.count > 0 else {}
+            if node.count <= 0 or not any(map(self._wanted, node.item.pieces or (node.item.bytes,))):
+                return {}
+            return {(node.item, ""): (0, max(0, (node.count - 1) * node.item.bytes))}
         if isinstance(node, Repeat):
             drift = max(0, node.times - 1) * node.child.delta_bytes
             spans = self.of(node.child) if node.times else {}

@@ -21,7 +21,7 @@ from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.inactive import held_whole, uncut
-from ullage.postmortem.matching import SAYS_NOTHING, Candidate, candidates
+from ullage.postmortem.matching import SAYS_NOTHING, Candidate, candidates, has_size
 from ullage.postmortem.outside_step import ROOMY, around_steps, base_bytes, host
 from ullage.postmortem.particular import experts, lengths
 from ullage.postmortem.tensors import Made, highest, kind_of, made
@@ -93,7 +93,12 @@ def matching(here: Known, evidence: Evidence) -> tuple[Candidate, ...]:
     tried = evidence.numbers.tried_bytes
     if tried is None or tried <= SAYS_NOTHING:
         return ()
-    tensors = [one for held in here.asked for one in (*made(held.account), *_unfused(held))]
+    parts = {1, here.job.layout.cp}
+
+    def wanted(size: int) -> bool:
+        return any(has_size(size * n, evidence.numbers) for n in parts)
+
+    tensors = [one for held in here.asked for one in (*made(held.account, wanted), *_unfused(held))]
     ends = {rank.index: rank for rank in (here.ranks[0], here.ranks[-1]) if here.stage in (None, rank.index)}
     others = [one for rank in ends.values() for one in elsewhere(here.job, here.graph, rank)]
     others += uncut(here.job.layout, tensors)
