@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import ullage
+from ullage.engines.changes import changed
 from ullage.errors import InvalidInput
+from ullage.postmortem.tried import learnt_otherwise
 from ullage.units import GIB, MIB
 
 STEP = (  # hiyouga/LlamaFactory#1221: LLaMA-7B, ZeRO-2 on eight V100, inside Adam's step
@@ -272,8 +274,8 @@ def test_a_run_that_failed_needed_more_than_the_card() -> None:
     assert told.beyond_bytes >= bare.beyond_bytes
     for one in bare.advice:
         if one.low_bytes is not None:
-            changed = tuple(f"{key}={json.dumps(value)}" for key, value in one.change.as_dict().items())
-            after = ullage.estimate(ullage.read_job(LLAMA, (*FITS, *changed)))
+            keys = tuple(f"{key}={json.dumps(value)}" for key, value in one.change.as_dict().items())
+            after = ullage.estimate(ullage.read_job(LLAMA, (*FITS, *keys)))
             assert one.low_bytes == after.peak.low_bytes + bare.beyond_bytes
 
 
@@ -290,3 +292,51 @@ def test_a_step_that_fits_is_not_changed_where_it_was_saved() -> None:
     assert found.causes[0].kind == "save"
     assert found.advice == ()
     assert any("offload_to_cpu=True" in one.what for one in found.in_words)
+
+
+def advised(job: dict[str, object], *changed: str) -> list[dict[str, object]]:
+    return [one.change.as_dict() for one in ullage.why("CUDA out of memory.", ullage.read_job(job, changed)).advice]
+
+
+def test_another_run_comes_last_and_is_estimated() -> None:
+    """8 bits of moments, adapters, a cut sequence and another machine: each a job of its own, after what leaves the run as it is."""
+    small = {
+        **LONG,
+        "model": "llama-3.1-8b",
+        "cluster": "1xRTX-3090-24GB",
+        "engine": {"name": "single"},
+        "data": {"seq_len": 1024},
+    }
+    job = ullage.read_job(small, ("optimizer.impl=foreach",))
+    found = ullage.why("CUDA out of memory.", job)
+    keys = [next(iter(one.change)) for one in found.advice]
+    assert "cluster" in keys
+    for one in found.advice:
+        if one.low_bytes is not None:
+            again = changed(job, one.change.as_dict())
+            assert again is not None
+            assert ullage.estimate(again).peak.low_bytes + found.beyond_bytes == one.low_bytes
+    assert list(learnt_otherwise(job)) == [{"optimizer": "adamw-8bit"}, {"lora": {"rank": 16, "targets": "all-linear"}}]
+    adapted = ullage.read_job(small, ("lora.rank=8",))
+    assert {"lora.base": "nf4"} in list(learnt_otherwise(adapted))
+    for change in learnt_otherwise(job):
+        other = changed(job, change)
+        assert other is not None
+        assert ullage.estimate(other).peak.device_bytes < ullage.estimate(job).peak.device_bytes
+
+
+def test_sequences_are_cut_where_they_are_the_cause() -> None:
+    long = {**LONG, "model": "llama-3.1-8b", "loss": "fused-linear", "data": {"seq_len": 262144, "grad_accum": 2}}
+    assert {"layout.cp": 2, "layout.dp": 4, "data.grad_accum": 4} in advised(long)
+    states = {**LONG, "model": "llama-3.1-405b", "data": {"seq_len": 1023}}
+    assert not [one for one in advised(states) if "layout.cp" in one]
+
+
+def test_what_is_estimated_is_not_told_in_words() -> None:
+    found = ullage.why(
+        "CUDA out of memory.", ullage.read_job({**LONG, "recompute": "none", "data": {"seq_len": 32768}})
+    )
+    assert any("recompute" in one.change for one in found.advice)
+    assert "activation checkpointing" not in [one.what for one in found.in_words]
+    alone = ullage.why('  File "/env/m.py", line 1, in f\n    attn_weights = x\nCUDA out of memory.')
+    assert "attn_implementation sdpa or flash_attention_2" in [one.what for one in alone.in_words]

@@ -13,7 +13,7 @@ from ullage.job.fields import show
 from ullage.job.job import Job
 from ullage.postmortem.needed import beyond_bytes, outside_step
 from ullage.postmortem.option import Option
-from ullage.postmortem.tried import EXPANDABLE, MACHINE, WORK, more_gpus, off_host, others, shorter
+from ullage.postmortem.tried import ANOTHER_RUN, EXPANDABLE, cut, learnt_otherwise, more_gpus, off_host, others, shorter
 
 if TYPE_CHECKING:
     from ullage.postmortem.why import Answer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Edit = Callable[[Change], str | None]
 """A change as a unified diff of a person's own file; None where it is not the file's to say."""
 
+_GROW_WITH_SEQUENCES = ("activations", "logits", "attention-scores", "outlier-length", "padding-mask")
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 8
 
@@ -54,6 +55,7 @@ class Search:
         self.numbers = answer.evidence.numbers
         self.before = Option({}, job)
         self.beyond_bytes = beyond_bytes(answer, self.before)
+        self.of_sequences = any(one.kind in _GROW_WITH_SEQUENCES for one in answer.causes[:2])
         self.helpless = outside_step(answer.causes) and self.before.verdict != "oom"
         self.seconds = self.before.seconds
         self.peak_bytes = self.before.peak_bytes
@@ -101,11 +103,13 @@ class Search:
 
         The first and the last are looked at one by one: an earlier one may be the last that is needed.
         """
-        changes = (*others(self.job), *freeing(self.job), *shorter(self.job), *more_gpus(self.job))
+        job = self.job
+        sequences = cut(job) if self.of_sequences else ()
+        changes = (*others(job), *freeing(job), *shorter(job), *more_gpus(job), *sequences, *learnt_otherwise(job))
         options = [
-            Option(change, job, self.beyond_bytes)
+            Option(change, other, self.beyond_bytes)
             for change in changes
-            if (job := changed(self.job, change)) is not None
+            if (other := changed(job, change)) is not None
         ]
         free = [option for option in options if not self._lost(option)]
         slower = [option for option in options if 0 < self._lost(option) < inf]
@@ -141,8 +145,8 @@ class Search:
         return numbers.unused_bytes + free >= tried
 
     def _lost(self, option: Option) -> float:
-        """Seconds of a step; of other work, and of another machine, none are comparable."""
-        if WORK in option.change or MACHINE in option.change:
+        """Seconds of a step; of another run none are comparable."""
+        if any(key in option.change for key in ANOTHER_RUN):
             return inf
         if option.seconds is None or self.seconds is None:
             return 0.0

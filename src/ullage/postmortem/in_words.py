@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ullage.frozen import frozen
 from ullage.postmortem.causes import Cause, Kind
 from ullage.postmortem.messages import Numbers
@@ -20,23 +22,28 @@ class InWords:
 
 _ELSEWHERE = ("host-memory", "communicators", "config", "unknown")
 _NO_STEP = "what a step takes is not what ran out"
-_OF: dict[Kind, tuple[tuple[str, str], ...]] = {
+# What, why, and the key that says the same where a job has one.
+_OF: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "states": (
-        ("more GPUs that share the states (ZeRO-3, FSDP; tensor or pipeline parallelism), or the optimizer on the host", "each holds less"),
-        ("LoRA, or QLoRA, in place of training all parameters", "gradients and optimizer states are of the adapters alone"),
+        (
+            "more GPUs that share the states (ZeRO-3, FSDP; tensor or pipeline parallelism), or the optimizer on the host",
+            "each holds less",
+            "cluster",
+        ),
+        ("LoRA, or QLoRA, in place of training all parameters", "gradients and optimizer states are of the adapters alone", "lora"),
         ("a smaller model", "Adam in mixed precision takes 16 bytes for each parameter"),
-        ("optimizer: adamw-8bit", "2 bytes of states for each parameter in place of 8"),
+        ("optimizer: adamw-8bit", "2 bytes of states for each parameter in place of 8", "optimizer"),
     ),
     "replica-not-shard": (
-        ("ZeRO-3 or FSDP: parameters sharded", "a replica does not shrink with more GPUs"),
+        ("ZeRO-3 or FSDP: parameters sharded", "a replica does not shrink with more GPUs", "engine.zero_stage"),
         ("a quantised base under FSDP, with bnb_4bit_quant_storage as the parameters' type", "ZeRO cannot shard it"),
     ),
     "logits": (
         ("shorter sequences or a smaller micro-batch", "logits have a row of the vocabulary for each token"),
-        ("a fused or chunked loss (Liger's fused linear cross-entropy, torchtune's chunked loss)", "never holds all of them"),
+        ("a fused or chunked loss (Liger's fused linear cross-entropy, torchtune's chunked loss)", "never holds all of them", "loss"),
     ),
     "attention-scores": (
-        ("attn_implementation sdpa or flash_attention_2", "scores are never written to memory"),
+        ("attn_implementation sdpa or flash_attention_2", "scores are never written to memory", "attention"),
         (
             "states on the host (offload; ColossalAI's offload_optim_frac=1.0 and offload_param_frac=1.0), or shorter sequences",
             "leaves scores what states take; they grow with the square of the length",
@@ -45,18 +52,22 @@ _OF: dict[Kind, tuple[tuple[str, str], ...]] = {
     "padding-mask": (("packed sequences with position_ids in place of a mask", "no mask is made"),),
     "activations": (
         ("a smaller micro-batch, or shorter sequences (max_seq_length, cutoff_len)", "activations grow with both"),
-        ("activation checkpointing", "a layer's input is kept in place of all that it makes"),
-        ("sequence or context parallelism", "each GPU has a part of every sequence"),
+        ("activation checkpointing", "a layer's input is kept in place of all that it makes", "recompute"),
+        ("sequence or context parallelism", "each GPU has a part of every sequence", "layout.cp"),
     ),
     "outlier-length": (
         ("cut or pack sequences to one length", "every step is then alike, and the first fails if any does"),
         ("the longest batch first", "what would fail late fails at once"),
     ),
     "unsynced-accumulation": (
-        ("GradientAccumulationPlugin(sync_each_batch=True) of accelerate", "gradients are reduced to shards in each micro-batch"),
+        (
+            "GradientAccumulationPlugin(sync_each_batch=True) of accelerate",
+            "gradients are reduced to shards in each micro-batch",
+            "engine.options.sync_each_batch",
+        ),
     ),
     "optimizer-first-step": (("count on the second step", "its activations meet the states that the first has made"),),
-    "optimizer-step": (("a fused optimizer, or foreach=False", "makes no temporaries as large as its states"),),
+    "optimizer-step": (("a fused optimizer, or foreach=False", "makes no temporaries as large as its states", "optimizer.impl"),),
     "clipping": (("clip_grad_norm_(foreach=False), or max_grad_norm off", "norms are then taken one by one, or not at all"),),
     "load": (
         ("zero3_init_flag: true (deepspeed.zero.Init), or fsdp_cpu_ram_efficient_loading with fsdp_sync_module_states", _NO_STEP),
@@ -73,7 +84,9 @@ _OF: dict[Kind, tuple[tuple[str, str], ...]] = {
     "expert-imbalance": (
         ("a capacity factor (moe_expert_capacity_factor), or a balancing loss that is large enough", "bounds the tokens of an expert"),
     ),
-    "fragmentation": (("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "free pieces become one"),),
+    "fragmentation": (
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "free pieces become one", "engine.options.expandable_segments"),
+    ),
     "communicators": (
         ("expandable_segments:True, or empty_cache() before the first collective", "NCCL cannot have what torch caches"),
         ("torch.cuda.set_per_process_memory_fraction below 1", "leaves the driver what NCCL will ask for"),
@@ -105,12 +118,15 @@ _UNSEEN = InWords(
 )
 
 
-def in_words(causes: tuple[Cause, ...], numbers: Numbers) -> tuple[InWords, ...]:
-    """Against the first causes; and against what no number excludes."""
+def in_words(causes: tuple[Cause, ...], numbers: Numbers, advised: Iterable[str] = ()) -> tuple[InWords, ...]:
+    """Against the first causes; and against what no number excludes. advised: job keys that an advice has changed: what says the same in
+    words is left out."""
+    keys = set(advised)
     found = tuple(
         InWords(kind=cause.kind, what=what, why=why)
         for cause in causes[:_FIRST]
-        for what, why in _OF.get(cause.kind, ())
+        for what, why, *key in _OF.get(cause.kind, ())
+        if keys.isdisjoint(key)
     )
     on_card = causes and causes[0].kind not in (*_ELSEWHERE, "foreign-process")
     return (*found, _UNSEEN) if on_card and numbers.capacity_bytes is None else found

@@ -1,4 +1,5 @@
-"""What advice tries beside what ``engines/changes.py`` knows: what costs little, what takes states off the host, less work."""
+"""What advice tries beside what ``engines/changes.py`` knows: what costs little, what takes states off the host, another run than the one
+that failed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from ullage.postmortem.with_job import REPLICAS
 EXPANDABLE = "engine.options.expandable_segments"
 WORK = "data.seq_len"
 MACHINE = "cluster"
+EIGHT_BIT = "optimizer"
+ADAPTERS = "lora"
+QUANTISED = "lora.base"
+CUT = "layout.cp"
+ANOTHER_RUN = (WORK, MACHINE, CUT, EIGHT_BIT, ADAPTERS, QUANTISED)
+"""Keys of what is no longer the same training by the same program on the same machine, and comes last."""
 _MOST_IN_A_NODE = 8
+_RANK = 16
+"""Of adapters: what most of docs/oom.md's reports that have any take, within a factor of four."""
 _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
 
 
@@ -29,12 +38,44 @@ def others(job: Job) -> Iterator[Change]:
         yield {"engine.zero_stage": 2, "offload.optimizer": "cpu"}
     if keeps_whole_gradients(job):
         yield {"engine.options.sync_each_batch": True}
+    if job.optimizer.impl != "fused":
+        yield {"optimizer.impl": "fused"}
     for loss in _LOSSES:
         if job.loss.kind == "full":
             yield {"loss": loss}
     if job.engine.name in REPLICAS and job.layout.dp > 1:
         mixed = f"{job.precision.compute}-mixed" if job.precision.autocast else None
         yield {"engine.name": "fsdp2", "engine.zero_stage": 3} | ({"precision": mixed} if mixed else {})
+
+
+def cut(job: Job) -> Iterator[Change]:
+    """Sequences shared out among ranks, as many of them in a step as before: between Megatron's layers, or everywhere."""
+    layout = job.layout
+    if job.engine.name == "megatron" and layout.tp > 1 and not layout.sp:
+        yield {"layout.sp": True}
+    if layout.dp % 2 == 0:
+        yield _context_parallel(job) | {"layout.dp": layout.dp // 2, "data.grad_accum": 2 * job.data.grad_accum}
+    elif job.engine.name == "single":
+        yield _context_parallel(job) | {
+            MACHINE: cluster_to_dict(_larger(job.cluster, 2)),
+            "engine.name": "fsdp2",
+            "engine.zero_stage": 3,
+        }
+
+
+def _context_parallel(job: Job) -> Change:
+    change: Change = {CUT: 2 * job.layout.cp}
+    return change | {"layout.cp_kind": "ulysses"} if job.engine.name == "deepspeed" else change
+
+
+def learnt_otherwise(job: Job) -> Iterator[Change]:
+    """What changes what is learnt: moments in 8 bits, adapters in place of all parameters, a frozen base in 4 bits."""
+    if job.optimizer.name == "adamw" and job.optimizer.state == "fp32":
+        yield {EIGHT_BIT: "adamw-8bit"}
+    if job.lora is None:
+        yield {ADAPTERS: {"rank": _RANK, "targets": "all-linear"}}
+    elif job.lora.base == "bf16":
+        yield {QUANTISED: "nf4"}
 
 
 def off_host(job: Job) -> Iterator[Change]:

@@ -111,7 +111,7 @@ def advised(answer: Answer, edit: Edit | None = None) -> Why:
         answer=answer,
         advice=found,
         useless=useless(evidence, answer.causes),
-        in_words=in_words(answer.causes, evidence.numbers),
+        in_words=in_words(answer.causes, evidence.numbers, (key for one in found for key in one.change)),
         beyond_bytes=beyond,
     )
 

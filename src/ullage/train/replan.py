@@ -17,7 +17,7 @@ from ullage.units import format_bytes
 def following(error: OutOfMemory, job: Job) -> tuple[Job, Advice] | None:
     """Of the changes that ``ullage why`` would try, the first that fits by the estimate, or the least that is tight.
 
-    It is run here, and leaves a step the sequences that it has, so that the checkpoints are still of it.
+    It is run here, and leaves a step the sequences that it has, and what is learnt of them, so that the checkpoints are still of it.
     """
     found = []
     for advice in advised(why(read_input(str(error.value)), job)).advice:
@@ -32,11 +32,13 @@ def _goes_on(other: Job, job: Job) -> bool:
         refuse_what_is_not_run(other)
     except UllageError:
         return False
-    return _sequences(other) == _sequences(job) and other.layout.world == job.layout.world
+    return _learning(other) == _learning(job) and other.layout.world == job.layout.world
 
 
-def _sequences(job: Job) -> tuple[int, int]:
-    return job.data.seq_len, job.data.micro_batch * job.data.grad_accum * job.layout.dp
+def _learning(job: Job) -> tuple[object, ...]:
+    """The sequences of a step, what is trained, and by which rule."""
+    sequences = job.data.micro_batch * job.data.grad_accum * job.layout.dp
+    return job.data.seq_len, sequences, job.lora, job.optimizer.name, job.optimizer.state
 
 
 def with_budget(job: Job, budget_bytes: int | None) -> Job:
