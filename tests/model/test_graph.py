@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from ullage.errors import InvalidInput
 from ullage.frozen import FrozenMap
 from ullage.model.build import graph
 from ullage.model.catalogue import model_config, names
@@ -74,7 +75,25 @@ def convolutional_network() -> Graph:
     )
 
 
+HYBRID = {
+    "model_type": "nemotron_h",
+    "hidden_size": 2688,
+    "num_hidden_layers": 9,
+    "hybrid_override_pattern": "MEM*-EMME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1856,
+    "mamba_num_heads": 64,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "moe_latent_size": 1024,
+    "num_nextn_predict_layers": 2,
+}
+
 PRODUCERS = {
+    "hybrid": lambda: graph(model_config(HYBRID), mtp=True),
     "llama": lambda: graph(model_config("llama-3.1-8b")),
     "deepseek-v3": lambda: graph(model_config("deepseek-v3"), mtp=True),
     "convnet": convolutional_network,
@@ -184,3 +203,38 @@ def test_layers_that_differ() -> None:
 
 def test_a_graph_is_built_once() -> None:
     assert graph(model_config("llama-3.1-8b")) is graph(model_config("LLAMA-3.1-8B"))
+
+
+def test_a_hybrid_has_one_branch_to_a_layer() -> None:
+    model = graph(model_config(HYBRID))
+    layers = [(run.block.name, run.repeat) for run in model.runs if run.block.role == "layer"]
+    mamba, moe, attention = "layer-mamba", "layer-moe", "layer-attention"
+    assert layers == [
+        (mamba, 1), (moe, 1), (mamba, 1), (attention, 1), ("layer-mlp", 1), (moe, 1), (mamba, 2), (moe, 1)
+    ]  # fmt: skip
+    kinds = {run.block.name: [op.kind for op in run.block.ops] for run in model.runs}
+    assert kinds[mamba] == ["norm", "linear", "ssm", "ssm_norm", "linear", "residual"]
+    assert "rope" not in kinds[attention]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"hybrid_override_pattern": "MEMX-EMME"}, "model.hybrid_override_pattern"),
+        ({"hybrid_override_pattern": "ME"}, "model.hybrid_override_pattern"),
+        ({"layers_block_type": ["mamba"] * 8 + ["conv"]}, "model.layers_block_type"),
+        ({"n_groups": 7}, "model.n_groups"),
+        ({"mtp_hybrid_override_pattern": "ME"}, "model.mtp_hybrid_override_pattern"),
+    ],
+)
+def test_a_hybrid_that_cannot_be(keys: dict[str, object], key: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        graph(model_config({**HYBRID, **keys}))
+    assert caught.value.key == key
+
+
+def test_a_hybrid_is_told_by_a_pattern_or_by_a_list() -> None:
+    words = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+    listed = {key: value for key, value in HYBRID.items() if key != "hybrid_override_pattern"}
+    listed["layers_block_type"] = [words[letter] for letter in str(HYBRID["hybrid_override_pattern"])]
+    assert graph(model_config(listed)) == graph(model_config(HYBRID))

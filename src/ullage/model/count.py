@@ -11,6 +11,7 @@ _MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
 
 FORWARD_FLOPS = 2
 FROZEN_FLOPS = 4  # of a weight that is not trained: no gradient of it
+SCAN_FLOPS = 7  # forward, of an element of a state: decayed, written and read
 MATMUL_FLOPS = 6  # per weight and token: forward 2 (multiply and add), backward 4 (gradients of input and weight)
 
 
@@ -31,6 +32,7 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
     Counted: 6 for each weight of a matmul that a token meets, 4 where it is frozen (active experts only; the head included, the embedding
     look-up not), and attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case
     (PaLM, arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
+    A Mamba-2 scan is three times 7 x channels x state, as Megatron-LM counts it (training/training.py, mamba_layer_flops).
     Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
     """
     return sum(run.repeat * _op_flops(graph, op, seq_len) for run in graph.runs for op in run.block.ops)
@@ -47,6 +49,8 @@ def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
         window = op.attrs["window"]
         keys = min(seq_len, window) if isinstance(window, int) else seq_len
         return MATMUL_FLOPS * graph.size("heads") * (graph.size("head_dim") + graph.size("v_head_dim")) * keys
+    if op.kind == "ssm":
+        return MATMUL_FLOPS // FORWARD_FLOPS * SCAN_FLOPS * graph.size("ssm_inner") * graph.size("ssm_state")
     if op.kind not in _MATMULS:
         return 0
     if "shared" in op.attrs:  # a head that has its weight from the main one

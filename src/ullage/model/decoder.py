@@ -58,4 +58,18 @@ def _sizes(spec: DecoderSpec) -> FrozenMap:
             "expert_ffn": experts.ffn,
             "shared_ffn": experts.shared_ffn,
         }
+        if experts.latent:
+            sizes["latent"] = experts.latent
+    if spec.mamba is not None:
+        mamba = spec.mamba
+        inner = mamba.heads * mamba.head_dim
+        conv = inner + 2 * mamba.groups * mamba.state
+        sizes |= {
+            "ssm_heads": mamba.heads,
+            "ssm_groups": mamba.groups,
+            "ssm_state": mamba.state,
+            "ssm_inner": inner,
+            "ssm_conv": conv,
+            "ssm_in": inner + conv + mamba.heads,
+        }
     return FrozenMap(sizes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from ullage.frozen import FrozenMap
 from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Block, Dim, Op, Tensor
 from ullage.model.layer import layer_ops
 from ullage.model.ops import linear, norm
-from ullage.model.spec import DecoderSpec, Kind
+from ullage.model.spec import DecoderSpec, Kind, hybrid_kind
 
 
 def _head_ops(spec: DecoderSpec, source: str, *, loss: str = "loss", shared: bool = False) -> tuple[Op, ...]:
@@ -135,12 +137,18 @@ def _mtp_ops(spec: DecoderSpec) -> list[Op]:
             parallel="replicated",
             module="mtp",
         ),
-        *layer_ops(
-            spec,
-            Kind(sparse=spec.experts is not None, window=None, roped=spec.positions == "rope"),
-            source="mtp_x",
-            result="y",
-        ),
+        *_mtp_layers(spec),
         norm(spec, "mtp_norm", "y", "mtp_head_in", module="mtp"),
         *_head_ops(spec, "mtp_head_in", shared=True),
     ]
+
+
+def _mtp_layers(spec: DecoderSpec) -> Iterator[Op]:
+    """From "mtp_x" to "y": a layer like the model's, or those that a hybrid names."""
+    if not spec.mtp_mixers:
+        kind = Kind(sparse=spec.experts is not None, window=None, roped=spec.positions == "rope")
+        yield from layer_ops(spec, kind, source="mtp_x", result="y")
+        return
+    stream = ["mtp_x", *(f"mtp_{mixer}" for mixer in spec.mtp_mixers[:-1]), "y"]
+    for mixer, (source, result) in zip(spec.mtp_mixers, pairwise(stream), strict=True):
+        yield from layer_ops(spec, hybrid_kind(mixer), source=source, result=result)

@@ -111,11 +111,12 @@ class Keys:
         return Activation(_ACTIVATIONS[form], form)
 
     def per_layer(self, name: str, layers: int) -> tuple[object, ...] | None:
-        """A list with one entry per layer; entries beyond ``layers`` are not read, so that a model can be cut short."""
+        """A list with one entry per layer, or a text with a letter for each; what is beyond ``layers`` is not read, so that a model can
+        be cut short."""
         value = self._find((name,))
         if value is None:
             return None
-        if not isinstance(value, tuple | list) or len(value) < layers:
+        if not isinstance(value, tuple | list | str) or len(value) < layers:
             entries = f"{len(value)} entries" if isinstance(value, tuple | list) else value
             raise self._wrong((name,), entries, f"a list with an entry for each of the {layers} layers")
         return tuple(value[:layers])

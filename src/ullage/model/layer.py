@@ -1,9 +1,11 @@
-"""One decoder layer: attention and MLP with their norms, dropouts and residual additions, in the order of the architecture."""
+"""One decoder layer: attention and MLP with their norms, dropouts and residual additions, in the order of the architecture; of a hybrid
+one branch alone."""
 
 from __future__ import annotations
 
 from ullage.model.attention import attention
 from ullage.model.graph import STREAM, Block, Op, Tensor
+from ullage.model.mamba import mamba
 from ullage.model.mlp import mlp
 from ullage.model.ops import dropout, norm, residual
 from ullage.model.spec import DecoderSpec, Kind
@@ -11,7 +13,9 @@ from ullage.model.spec import DecoderSpec, Kind
 
 def layer(spec: DecoderSpec, kind: Kind) -> Block:
     name = "layer"
-    if spec.experts or spec.windows:
+    if kind.mixer:
+        name += f"-{kind.mixer}"
+    elif spec.experts or spec.windows:
         name += "-sparse" if kind.sparse else "-dense"
     if kind.window is not None:
         name += "-window"
@@ -27,6 +31,8 @@ def layer(spec: DecoderSpec, kind: Kind) -> Block:
 
 
 def layer_ops(spec: DecoderSpec, kind: Kind, *, source: str, result: str) -> tuple[Op, ...]:
+    if kind.mixer:
+        return _one_branch(spec, kind, source, result)
     ops: list[Op] = []
     attention_input = source
     if spec.pre_norms:
@@ -52,6 +58,22 @@ def layer_ops(spec: DecoderSpec, kind: Kind, *, source: str, result: str) -> tup
     ops += mlp(spec, mlp_input, kind.sparse)
     mlp_branch = _after_branch(spec, ops, "mlp_out", "mlp")
     ops.append(residual("mlp_add", "middle", mlp_branch, result))
+    return tuple(ops)
+
+
+def _one_branch(spec: DecoderSpec, kind: Kind, source: str, result: str) -> tuple[Op, ...]:
+    """A hybrid's layer: one norm, one mixer, one residual addition."""
+    which = "mlp" if kind.mixer == "moe" else kind.mixer
+    read = f"{which}_in"
+    ops = [norm(spec, "post_attention_norm" if which == "mlp" else "input_norm", source, read)]
+    if which == "mamba":
+        ops += mamba(spec, read)
+    elif which == "attention":
+        ops += attention(spec, read, kind)
+    else:
+        ops += mlp(spec, read, kind.sparse)
+    branch = _after_branch(spec, ops, f"{which}_out", which)
+    ops.append(residual(f"{which}_add", source, branch, result))
     return tuple(ops)
 
 

@@ -63,30 +63,56 @@ def form(spec: DecoderSpec) -> str:
 def _sparse_mlp(spec: DecoderSpec, source: str) -> list[Op]:
     experts = spec.experts
     assert experts is not None
-    ops = [*_routed(experts, source), *_experts(spec, experts)]
     routed_out = "routed_out" if experts.shared_ffn else "mlp_out"
-    ops.append(
+    combined = "latent_out" if experts.latent else routed_out
+    ops = [
+        *_routed(spec, experts, source),
+        *_experts(spec, experts),
         Op(
             name="combine",
             kind="combine",
             inputs=("expert_out", "scores"),
-            outputs=(Tensor(name=routed_out, dims=STREAM),),
+            outputs=(Tensor(name=combined, dims=(BATCH, SEQ_SP, _width(experts))),),
             module="moe",
-        )
-    )
+        ),
+    ]
+    if experts.latent:
+        ops.append(_latent(spec, "latent_up", combined, routed_out, "hidden", "latent"))
     if experts.shared_ffn:
         ops += _shared(spec, experts, source)
         ops.append(residual("shared_add", routed_out, "shared_out", "mlp_out"))
     return ops
 
 
-def _routed(experts: Experts, source: str) -> list[Op]:
+def _width(experts: Experts) -> str:
+    """What a routed row is wide."""
+    return "latent" if experts.latent else "hidden"
+
+
+def _latent(spec: DecoderSpec, name: str, source: str, result: str, out: str, inner: str) -> Op:
+    """One of the projections around experts that have a width of their own; whole on every rank."""
+    dims = (BATCH, SEQ_SP, out)
+    return linear(
+        name,
+        source,
+        Tensor(name=result, dims=dims),
+        (out,),
+        (inner,),
+        parallel="replicated",
+        bias=spec.mlp_bias,
+        module="moe",
+    )
+
+
+def _routed(spec: DecoderSpec, experts: Experts, source: str) -> list[Op]:
     """The router, and its rows brought to their experts."""
     params = [Param(name="router.weight", dims=("router", "hidden"))]
     if experts.router_bias:
         params.append(Param(name="router.bias", dims=("router",)))
     if experts.score_bias:
         params.append(Param(name="router.score_bias", dims=("router",), buffer=True, elements="fp32"))
+    sent = "latent_in" if experts.latent else source
+    down = [_latent(spec, "latent_down", source, sent, "latent", "hidden")] if experts.latent else []
     return [
         Op(
             name="router",
@@ -97,11 +123,12 @@ def _routed(experts: Experts, source: str) -> list[Op]:
             attrs=FrozenMap({"normed": experts.normed}),
             module="moe",
         ),
+        *down,
         Op(
             name="dispatch",
             kind="dispatch",
-            inputs=(source, "scores"),
-            outputs=(Tensor(name="rows", dims=(ROUTED, "hidden")),),
+            inputs=(sent, "scores"),
+            outputs=(Tensor(name="rows", dims=(ROUTED, _width(experts))),),
             module="moe",
         ),
     ]
@@ -140,9 +167,10 @@ def _experts(spec: DecoderSpec, experts: Experts) -> list[Op]:
         )
 
     ops: list[Op] = []
+    width = _width(experts)
     if spec.glu:
-        ops.append(grouped("gate_proj", "rows", "expert_gate", "expert_ffn", "hidden", "expert_gate_up"))
-    ops.append(grouped("up_proj", "rows", "expert_up", "expert_ffn", "hidden", "expert_gate_up"))
+        ops.append(grouped("gate_proj", "rows", "expert_gate", "expert_ffn", width, "expert_gate_up"))
+    ops.append(grouped("up_proj", "rows", "expert_up", "expert_ffn", width, "expert_gate_up"))
     ops.append(
         Op(
             name="experts.act",
@@ -153,5 +181,5 @@ def _experts(spec: DecoderSpec, experts: Experts) -> list[Op]:
             module="moe_act",
         )
     )
-    ops.append(grouped("down_proj", "expert_product", "expert_out", "hidden", "expert_ffn", ""))
+    ops.append(grouped("down_proj", "expert_product", "expert_out", width, "expert_ffn", ""))
     return ops

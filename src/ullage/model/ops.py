@@ -12,9 +12,11 @@ By kind (inputs -> outputs; b = batch, T = seq_sp outside and seq inside tensor-
     dropout       a -> d                         attrs: p
     residual      x, a -> y
     router        h -> scores                    attrs: top_k, ...
-    dispatch      h, scores -> rows              rows are (routed, hidden)
+    dispatch      h, scores -> rows              rows are (routed, hidden), or of the experts' own width
     grouped_linear rows -> y                     attrs: group
     combine       rows, scores -> out
+    ssm           projected -> scanned           convolution and chunked scan of a Mamba-2 mixer; attrs: chunk
+    ssm_norm      scanned -> gated               norm over the channels of each group, gated
     loss          logits -> loss                 attrs: softcap
 """
 

@@ -23,6 +23,9 @@ class Experts:
     normed: bool = True
     router_bias: bool = False
     expert_bias: bool = False
+    latent: int | None = (
+        None  # the experts' own width, between a projection down and one up (Megatron-Core moe_latent_size)
+    )
     score_bias: bool = False  # a buffer that balances the load without a loss (DeepSeek-V3's e_score_correction_bias)
 
 
@@ -37,6 +40,22 @@ class Latent:
     v_dim: int
     norms: bool = True
     down_bias: bool = False
+
+
+@frozen
+class Mamba:
+    """A Mamba-2 mixer (arXiv 2405.21060, section 7): ``heads`` of ``head_dim`` channels, whose states of ``state`` elements are written
+    and read by vectors that ``heads / groups`` of them share; ``conv`` taps; the scan runs in chunks of ``chunk`` tokens.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int
+    chunk: int
+    conv_bias: bool = True
+    proj_bias: bool = False
 
 
 @frozen
@@ -93,23 +112,33 @@ class DecoderSpec:
     latent: Latent | None = None
     fused_qkv: bool = False
     fused_gate_up: bool = False
+    mixers: tuple[str, ...] = ()  # per layer of a hybrid, one branch each: mamba | attention | mlp | moe
+    mamba: Mamba | None = None
     mtp_layers: int = 0
+    mtp_mixers: tuple[str, ...] = ()  # of one multi-token prediction module of a hybrid
     token_types: int = 0
     attention_sinks: bool = False
     bert_head: bool = False  # dense layer and norm before the vocabulary; pooler and sentence classifier beside it
 
 
 class Kind(NamedTuple):
-    """What layers may differ in."""
+    """What layers may differ in. mixer: the one branch of a hybrid's layer; "" where there are two, attention and MLP."""
 
     sparse: bool
     window: int | None
     roped: bool
+    mixer: str = ""
 
 
 def kind_of(spec: DecoderSpec, index: int) -> Kind:
+    if spec.mixers:
+        return hybrid_kind(spec.mixers[index])
     return Kind(
         sparse=spec.experts is not None and index not in spec.experts.dense_layers,
         window=spec.windows[index] if spec.windows else None,
         roped=spec.positions == "rope" and (not spec.rope_layers or spec.rope_layers[index]),
     )
+
+
+def hybrid_kind(mixer: str) -> Kind:
+    return Kind(sparse=mixer == "moe", window=None, roped=False, mixer=mixer)
