@@ -164,3 +164,40 @@ def test_korthikanti_layer_with_tensor_and_sequence_parallelism() -> None:
         transformer_impl="local",
     )
     assert found == pytest.approx((34 + heads_term) / 8, rel=2e-3)
+
+
+def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
+    """Two of them, each of an attention and a layer of experts that are narrower than the stream."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": {
+                "model_type": "nemotron_h",
+                "hidden_size": 256,
+                "num_hidden_layers": 3,
+                "hybrid_override_pattern": "M*E",
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 512,
+                "vocab_size": 1024,
+                "n_routed_experts": 8,
+                "moe_intermediate_size": 192,
+                "moe_shared_expert_intermediate_size": 320,
+                "moe_latent_size": 64,
+                "num_nextn_predict_layers": 2,
+            },
+            "cluster": "8xH100-SXM-80GB",
+            "engine": {"name": "megatron"},
+            "layout": {"ep": 8},
+            "data": {"seq_len": 64},
+        }
+    )
+    graph = graph_of(job)
+    context = context_of(job, graph)
+    steps = lower(graph.runs[-1].block, context)
+    sizes = {buffer.name: buffer.bytes for step in steps for buffer in step.writes}
+    for prefix in ("mtp0_", "mtp1_"):
+        assert sizes[f"{prefix}lse"] == 4 * 4 * 64
+        assert sizes[f"{prefix}rows"] == sizes[f"{prefix}combine.returned"] == 2 * 2 * 64 * 64
+        assert sizes[f"{prefix}latent_out"] == 2 * 64 * 64
+        assert sizes[f"{prefix}routed_out"] == 2 * 64 * 256

@@ -15,6 +15,8 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "ffn": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim"),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "scan_heads": ("mamba_num_heads",),
+    "scan_groups": ("n_groups", "mamba_n_groups"),
     "nextn": ("num_nextn_predict_layers",),
 }
 
@@ -30,6 +32,8 @@ class Architecture:
     ffn: int | None = None
     vocab: int | None = None
     experts: int | None = None
+    scan_heads: int | None = None
+    scan_groups: int | None = None
     nextn: int | None = None
     latent_attention: bool = False
 

@@ -9,7 +9,9 @@ from ullage.frozen import FrozenMap
 from ullage.job.job import Data, Layout
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Graph, Param
 
-TENSOR_PARALLEL = ("heads", "kv_heads", "ffn", "vocab", "shared_ffn")
+SCAN = ("ssm_heads", "ssm_groups", "ssm_inner", "ssm_conv", "ssm_in")
+"""What tensor parallelism divides of a Mamba-2 mixer: whole heads, and whole groups of them."""
+TENSOR_PARALLEL = ("heads", "kv_heads", "ffn", "vocab", "shared_ffn", *SCAN)
 EXPERT_PARALLEL = ("experts",)
 EXPERT_TENSOR_PARALLEL = ("expert_ffn",)
 

@@ -85,6 +85,22 @@ def _heads(job: Job, arch: Architecture) -> Iterator[Violation]:
             yield warning("layout.tp", tp, what, f"use at most {arch.kv_heads} to hold each once")
 
 
+def _scan(job: Job, arch: Architecture) -> Iterator[Violation]:
+    """Each rank of a Mamba-2 mixer has whole heads and whole groups of them (Megatron-Core ssm/mamba_mixer.py); of the groups context
+    parallelism takes some too (mamba_context_parallel.py)."""
+    layout, heads, groups = job.layout, arch.scan_heads, arch.scan_groups
+    if heads is None or groups is None:
+        return
+    for number, name in ((heads, "heads"), (groups, "groups")):
+        if number % layout.tp:
+            what = f"{number} {name} of the scan do not divide by {layout.tp}"
+            yield infeasible("layout.tp", layout.tp, what, divisors_of(number))
+            return
+    if (heads // layout.tp) % layout.cp:
+        what = f"{heads // layout.tp} heads of the scan on a rank do not divide by {layout.cp}"
+        yield infeasible("layout.cp", layout.cp, what, divisors_of(heads // layout.tp))
+
+
 def _widths(job: Job, arch: Architecture) -> Iterator[Violation]:
     """Frameworks pad the vocabulary before they cut it, so the number written must be the padded one."""
     tp = job.layout.tp
@@ -156,5 +172,5 @@ def _shard_group(job: Job, arch: Architecture) -> Iterator[Violation]:
 
 # What the model forbids comes before what the cluster forbids: it is no matter of more GPUs.
 CHECKS = (
-    _axes, _heads, _widths, _world, _sequence_parallel, _context_parallel, _experts, _shard_group,
+    _axes, _heads, _scan, _widths, _world, _sequence_parallel, _context_parallel, _experts, _shard_group,
 )  # fmt: skip

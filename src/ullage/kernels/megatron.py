@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import megatron_attention, megatron_loss, megatron_moe, pointwise
+from ullage.kernels import megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers
 from ullage.kernels.megatron_graphs import captures_attention, replayed
@@ -253,6 +253,8 @@ _KERNELS = {
     "grouped_linear": megatron_moe.grouped_linear,
     "combine": megatron_moe.combine,
     "shared_gate": megatron_moe.shared_gate,
+    "ssm": megatron_mamba.scan,
+    "ssm_norm": megatron_mamba.norm,
     "concat": pointwise.concat,
     "add_losses": pointwise.concat,
     "loss": megatron_loss.loss,

@@ -26,24 +26,26 @@ def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:
 def _flash(op: Op, context: Context) -> list[Step]:
     """FlashAttention or cuDNN's fused attention: saves q, k, v, the output and one fp32 log-sum-exp a row and head."""
     q, k, v = op.inputs
+    prefix = op.name.removesuffix("attention")
     steps: list[Step] = []
     by_heads = context.cp > 1 and context.cp_kind == "ulysses"
     if by_heads:
-        steps += [_exchange(name, context) for name in (q, k, v)]
+        steps += [_exchange(letter, name, context) for letter, name in zip("qkv", (q, k, v), strict=True)]
         q, k, v = (f"{name}.exchanged" for name in (q, k, v))
     elif op.attrs["roped"] and context.option("transformer_impl", "transformer_engine") != "local":
         # q and k are new tensors after the rotary embedding, v still a view of the projection: TE's layout check fails on
         # the mixture and makes v contiguous (dot_product_attention/utils.py get_qkv_layout).
-        whole = context.buffer("v_contiguous", (BATCH, SEQ, "kv_heads", "v_head_dim"), what="v made contiguous")
-        steps.append(Step(name="v_contiguous", reads=(v,), writes=(whole,), module="core_attn"))
+        name = f"{prefix}v_contiguous"
+        whole = context.buffer(name, (BATCH, SEQ, "kv_heads", "v_head_dim"), what="v made contiguous")
+        steps.append(Step(name=name, reads=(v,), writes=(whole,), module="core_attn"))
         v = whole.name
     output = context.tensor(op.outputs[0], "attention output")
-    result = Buffer("context.exchanged", output.bytes, "attention output before its all-to-all", output.formula)
+    result = Buffer(f"{output.name}.exchanged", output.bytes, "attention output before its all-to-all", output.formula)
     result = result if by_heads else output
-    lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
+    lse = context.buffer(f"{prefix}lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
     steps.append(
         Step(
-            name="attention",
+            name=op.name,
             reads=(q, k, v),
             writes=(result, lse),
             saves=(q, k, v, result.name, lse.name),
@@ -52,21 +54,20 @@ def _flash(op: Op, context: Context) -> list[Step]:
         )
     )
     if by_heads:  # the projection keeps the output after the all-to-all, the attention the one before
-        steps.append(Step(name="exchange.context", reads=(result.name,), writes=(output,), module="core_attn"))
+        steps.append(Step(name=f"exchange.{output.name}", reads=(result.name,), writes=(output,), module="core_attn"))
     return steps
 
 
 _HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
 
 
-def _exchange(name: str, context: Context) -> Step:
+def _exchange(letter: str, name: str, context: Context) -> Step:
     """Ulysses: an all-to-all trades the sequence's division for one of the heads (TE AttnFuncWithCPAndQKVOA2A): equal bytes."""
-    letter = name[0]
     dim = "v_head_dim" if letter == "v" else "head_dim"
     moved = context.buffer(
         f"{name}.exchanged", (BATCH, SEQ, _HEADS[letter], dim), what=f"{letter} after the all-to-all over heads"
     )
-    return Step(name=f"exchange.{letter}", reads=(name,), writes=(moved,), module="core_attn")
+    return Step(name=f"exchange.{name}", reads=(name,), writes=(moved,), module="core_attn")
 
 
 def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
@@ -82,12 +83,12 @@ def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
 def _unfused(op: Op, context: Context) -> list[Step]:
     """Scores and probabilities as whole s x s matrices (TE UnfusedDotProductAttention, Megatron DotProductAttention)."""
     q, k, v = op.inputs
-    scores = context.buffer("attention_scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
-    probs = context.buffer("probs", (BATCH, "heads", SEQ, SEQ), what="attention probabilities")
+    scores = context.buffer(f"{op.name}_scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
+    probs = context.buffer(f"{op.name}.probs", (BATCH, "heads", SEQ, SEQ), what="attention probabilities")
     output = context.tensor(op.outputs[0], "attention output")
     steps = [
         Step(
-            name="attention_scores",
+            name=scores.name,
             reads=(q, k),
             writes=(scores,),
             saves=(q, k),
@@ -106,8 +107,10 @@ def _unfused(op: Op, context: Context) -> list[Step]:
     ]
     source = probs.name
     if op.attrs["dropout"]:
-        dropped = context.buffer("dropped_probs", (BATCH, "heads", SEQ, SEQ), what="probabilities after dropout")
-        mask = context.buffer("probs_mask", (BATCH, "heads", SEQ, SEQ), "bool", "dropout mask of the probabilities")
+        dropped = context.buffer(f"{op.name}.dropped", (BATCH, "heads", SEQ, SEQ), what="probabilities after dropout")
+        mask = context.buffer(
+            f"{op.name}.mask", (BATCH, "heads", SEQ, SEQ), "bool", "dropout mask of the probabilities"
+        )
         steps.append(
             Step(
                 name="attention_dropout",
@@ -118,7 +121,7 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             )
         )
         source = dropped.name
-    steps.append(Step(name="attention", reads=(source, v), writes=(output,), saves=(source, v), module="core_attn"))
+    steps.append(Step(name=op.name, reads=(source, v), writes=(output,), saves=(source, v), module="core_attn"))
     return steps
 
 

@@ -14,11 +14,11 @@ def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
     15 E + 22 k, of k chosen experts, in logits, probabilities, the dense map and its indices.
     """
     (op,) = ops
-    experts = context.buffer("router.scores", (BATCH, SEQ_SP, "router"), "fp32", "router scores and maps", copies=4)
+    experts = context.buffer(f"{op.name}.scores", (BATCH, SEQ_SP, "router"), "fp32", "router scores and maps", copies=4)
     output = context.tensor(op.outputs[0], "routing probabilities")
     return [
         Step(
-            name="router",
+            name=op.name,
             reads=op.inputs,
             writes=(experts, output),
             saves=(*op.inputs, experts.name),
@@ -35,8 +35,8 @@ def dispatch(ops: tuple[Op, ...], context: Context) -> list[Step]:
     hidden, scores = op.inputs
     if context.ep * context.etp == 1:
         return [Step(name="dispatch", reads=(hidden, scores), writes=(rows,), no_grad=(scores,), module="moe")]
-    permuted = Buffer("dispatch.permuted", rows.bytes, "tokens permuted for the all-to-all", rows.formula)
-    received = Buffer("dispatch.received", rows.bytes, "tokens received by the all-to-all", rows.formula)
+    permuted = Buffer(f"{op.name}.permuted", rows.bytes, "tokens permuted for the all-to-all", rows.formula)
+    received = Buffer(f"{op.name}.received", rows.bytes, "tokens received by the all-to-all", rows.formula)
     return [
         Step(name="permute", reads=(hidden, scores), writes=(permuted,), no_grad=(scores,), module="moe"),
         Step(name="all_to_all", reads=(permuted.name,), writes=(received,), module="moe"),
@@ -117,11 +117,11 @@ def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
     (op,) = ops
     rows, scores = op.inputs
     output = context.tensor(op.outputs[0], "combined output of the experts")
-    size = context.buffer("combine.rows", (ROUTED, "hidden"))
+    size = context.buffer("combine.rows", (ROUTED, op.outputs[0].dims[-1]))
     if context.ep * context.etp == 1:
         return [Step(name="combine", reads=(rows, scores), writes=(output,), no_grad=(scores,), module="moe")]
-    unsorted = Buffer("combine.unsorted", size.bytes, "experts' output, un-sorted", size.formula)
-    returned = Buffer("combine.returned", size.bytes, "experts' output, back from the all-to-all", size.formula)
+    unsorted = Buffer(f"{op.name}.unsorted", size.bytes, "experts' output, un-sorted", size.formula)
+    returned = Buffer(f"{op.name}.returned", size.bytes, "experts' output, back from the all-to-all", size.formula)
     return [
         Step(name="unsort", reads=(rows,), writes=(unsorted,), module="moe"),
         Step(name="all_to_all_back", reads=(unsorted.name,), writes=(returned,), module="moe"),

@@ -139,14 +139,24 @@ ONCE = {
 """Options, of Megatron, its users and torchtitan, that name DeepEP's dispatch or its kin."""
 
 
-def expert_parallel(context: Context) -> Exchange:
+def expert_parallel(op: Op, context: Context) -> Exchange:
     """Tokens to their experts' ranks, or back: a copy for each expert (Megatron-Core moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher),
     or one for each rank and each node that has any (DeepEP csrc/kernels/layout.cu, is_token_in_rank, and internode.cu)."""
-    rows = context.tensor(Tensor(name="rows", dims=(ROUTED, "hidden"))).bytes
+    rows = context.tensor(Tensor(name="rows", dims=(ROUTED, op.outputs[0].dims[-1]))).bytes
     once = any(context.option(name) in values for name, values in ONCE.items())
     copies = context.size("top_k") if once else 1
     payload = math.ceil(rows * once_each(copies, context.ep))
     return Exchange(kind="all_to_all", axis="ep", payload_bytes=payload, copies=copies)
+
+
+def scan_parallel(op: Op, context: Context) -> OpWork:
+    """Heads traded for sequence before a scan, and back (Megatron-Core ssm/mamba_context_parallel.py)."""
+    dims = ((BATCH, SEQ, "ssm_in"), op.outputs[0].dims)
+    sent = tuple(
+        Exchange(kind="all_to_all", axis="cp", payload_bytes=context.buffer(op.name, traded).bytes) for traded in dims
+    )
+    both = Pass(exchanges=sent)
+    return OpWork(name=f"{op.name} exchange", module=op.module, forward=both, backward=both)
 
 
 def vocabulary_parallel(op: Op, context: Context) -> OpWork:

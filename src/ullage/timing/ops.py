@@ -18,6 +18,7 @@ from ullage.timing.exchanges import (
     context_parallel_moves,
     expert_parallel,
     gathers_8_bit,
+    scan_parallel,
     split_loss,
     tensor_parallel,
     vocabulary_parallel,
@@ -105,8 +106,10 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
     if op.kind == "attention":
         return _attention(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
-        sent = Pass(exchanges=(expert_parallel(context),))
+        sent = Pass(exchanges=(expert_parallel(op, context),))
         return OpWork(name=f"{op.name} exchange", module=op.module, forward=sent, backward=sent)
+    if op.kind == "ssm" and context.cp > 1:
+        return scan_parallel(op, context)
     if op.kind == "embedding" and context.tp > 1:
         return vocabulary_parallel(op, context)
     if op.kind == "loss" and context.tp > 1:

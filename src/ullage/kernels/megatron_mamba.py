@@ -1,0 +1,211 @@
+"""A Mamba-2 mixer in Megatron-Core, on the kernels of mamba-ssm: convolution and scan in one autograd function, and the norm of each group.
+
+Sources, all read, none traced (the kernels are Triton's and run on no CPU): NVIDIA/Megatron-LM@d98e8a6 megatron/core/ssm/mamba_mixer.py
+(_ssm_training) and mamba_context_parallel.py; state-spaces/mamba@e9594ce mamba_ssm/ops/triton/ssd_combined.py
+(MambaSplitConv1dScanCombinedFn, _mamba_chunk_scan_combined_fwd and _bwd), ssd_chunk_state.py, ssd_state_passing.py, layernorm_gated.py.
+
+The function saves the projection and the scan's output before its gate; convolution, step sizes, states and scores are made again.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+
+from ullage.errors import Unsupported
+from ullage.frozen import replace
+from ullage.kernels.step import Buffer, Context, Step
+from ullage.model.graph import BATCH, SEQ, Dim, Op
+
+MODULE = "mamba"
+PROJECTED: tuple[Dim, ...] = (BATCH, SEQ, "ssm_in")
+INNER: tuple[Dim, ...] = (BATCH, SEQ, "ssm_inner")
+
+_WHAT = {
+    "exchange.projected": "projection after its all-to-all over heads",
+    "projected.joined": "projection, its parts joined",
+    "projected.ordered": "projection, tokens in order",
+    "projected.by_sequence": "projection, sequence by sequence",
+    "scanned.by_token": "output of the scan, token by token",
+    "scanned.ordered": "output of the scan, tokens as attention has them",
+    "exchange.scanned": "output of the scan after its all-to-all over the sequence",
+}
+"""Copies around the scan, by name."""
+
+
+def scan(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """Convolution and scan of whole sequences, one after the other: where there are several, both sides are transposed copies.
+
+    Under context parallelism each rank trades its part of the sequence for a part of the heads, and back.
+    """
+    (op,) = ops
+    output = context.tensor(op.outputs[0], "output of the scan")
+    before, read = _whole_sequences(op.inputs[0], context)
+    after = _parts_again(output, context)
+    made = Buffer("scanned.whole", output.bytes, output.what, output.formula) if after else output
+    return [*before, _fused(op, read, made, context), *after]
+
+
+def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """RMSNorm over the channels of each group, which the scan has gated: saves its input and one fp32 statistic a group.
+
+    The mixer's frame names the projection until it returns, where the scan has read a copy.
+    """
+    (op,) = ops
+    rstd = context.buffer(f"{op.name}.stats", (BATCH, SEQ, "ssm_groups"), "fp32", f"{op.name} statistics")
+    copied = context.size(BATCH) > 1
+    return [
+        Step(
+            name=op.name,
+            reads=op.inputs,
+            writes=(context.tensor(op.outputs[0], "normed output of the scan"), rstd),
+            saves=(*op.inputs, rstd.name),
+            weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+            holds=("projected.ordered" if context.cp > 1 else "projected",) if copied else (),
+            module=op.module,
+        )
+    ]
+
+
+def _whole_sequences(projected: str, context: Context) -> tuple[list[Step], str]:
+    """From the projection to what the scan reads, and its name: an all-to-all of each of five parts, joined and put in order; copied."""
+    steps: list[Step] = []
+    read = projected
+    if context.cp > 1:
+        _refuse_repeated_groups(context)
+        steps += [
+            _copy("exchange.projected", read, PROJECTED, context),
+            _copy("projected.joined", "exchange.projected", PROJECTED, context),
+            _copy("projected.ordered", "projected.joined", PROJECTED, context, holds=(read, "exchange.projected")),
+        ]
+        read = "projected.ordered"
+    if context.size(BATCH) > 1:
+        steps.append(_copy("projected.by_sequence", read, PROJECTED, context))
+        read = "projected.by_sequence"
+    return steps, read
+
+
+def _parts_again(output: Buffer, context: Context) -> list[Step]:
+    """From what the scan made of whole sequences to ``output``."""
+    names = ["scanned.by_token"] if context.size(BATCH) > 1 else []
+    names += ["scanned.ordered", "exchange.scanned"] if context.cp > 1 else []
+    steps = [_copy(name, read, INNER, context) for read, name in pairwise(("scanned.whole", *names))]
+    return [*steps[:-1], *(replace(last, writes=(output,)) for last in steps[-1:])]
+
+
+def _copy(name: str, read: str, dims: tuple[Dim, ...], context: Context, holds: tuple[str, ...] = ()) -> Step:
+    made = context.buffer(name, dims, what=_WHAT[name])
+    return Step(name=name, reads=(read,), writes=(made,), module=MODULE, holds=holds)
+
+
+def _refuse_repeated_groups(context: Context) -> None:
+    if context.size("ssm_groups") % context.cp:
+        raise Unsupported(
+            f"repeats the {context.size('ssm_groups')} groups of the scan that a rank has, which is not modelled",
+            key="layout.cp",
+            value=context.cp,
+            remedy="use a divisor of them",
+        )
+
+
+def _fused(op: Op, read: str, output: Buffer, context: Context) -> Step:
+    """The autograd function around convolution and scan.
+
+    In the forward the states of chunks are fp32 until they have been passed on, and gone when the scores are there: no more than the two
+    outputs where a state is no longer than a chunk.
+    """
+    chunk = op.attrs["chunk"]
+    assert isinstance(chunk, int)
+    before_gate = context.buffer("scanned.before_gate", INNER, what="output of the scan before its gate")
+    small = context.buffer(
+        "scan.rates", ("ssm_heads",), "fp32", "decay rates, their exponential, step biases", copies=3
+    )
+    return Step(
+        name=op.name,
+        reads=(read,),
+        writes=(output, before_gate, small),
+        saves=(read, before_gate.name, small.name),
+        scratch=(_convolved(context), *_steps(context), *_states(chunk, context), _scores(chunk, context)),
+        backward_scratch=_backward(chunk, context),
+        weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+        module=op.module,
+        moves=_moved(chunk, context),
+    )
+
+
+def _convolved(context: Context) -> Buffer:
+    return context.buffer(
+        "convolved", (BATCH, SEQ, "ssm_conv"), what="channels and state vectors after the convolution"
+    )
+
+
+def _steps(context: Context) -> tuple[Buffer, ...]:
+    dims = (BATCH, SEQ, "ssm_heads")
+    return (
+        context.buffer("scan.dt", dims, "fp32", "step sizes"),
+        context.buffer("scan.decay", dims, "fp32", "cumulative decay"),
+    )
+
+
+def _chunks(chunk: int, context: Context) -> int:
+    return ceil(context.size(SEQ) / chunk)
+
+
+def _chunk_states(name: str, chunk: int, context: Context, dtype: str | None, what: str) -> Buffer:
+    return context.buffer(name, (BATCH, _chunks(chunk, context), "ssm_inner", "ssm_state"), dtype, what)
+
+
+def _states(chunk: int, context: Context) -> tuple[Buffer, ...]:
+    return (
+        _chunk_states("scan.states", chunk, context, None, "states that chunks begin with"),
+        context.buffer("scan.final", (BATCH, "ssm_inner", "ssm_state"), "fp32", "last states"),
+    )
+
+
+def _scores(chunk: int, context: Context, name: str = "scan.scores") -> Buffer:
+    dims = (BATCH, _chunks(chunk, context), "ssm_groups", chunk, chunk)
+    return context.buffer(name, dims, "fp32", "products of the state vectors inside chunks")
+
+
+def _backward(chunk: int, context: Context) -> tuple[Buffer, ...]:
+    """What is there beside the projection's gradient at the worse of two moments: when the states' gradients have been passed back, in
+    fp32 and in the compute type, or when those of the scores are summed."""
+    lasting = (
+        _convolved(context),
+        context.buffer("convolved.grad", (BATCH, SEQ, "ssm_conv"), what="gradient of the convolution's output"),
+        context.buffer("scan.dt_in", (BATCH, SEQ, "ssm_heads"), what="step sizes as projected, copied"),
+        *_steps(context),
+        _scores(chunk, context),
+        context.buffer("scanned.grad", INNER, what="gradient of the scan's output before its gate"),
+        *(_chunk_states(f"scan.{name}", chunk, context, None, f"{name} of chunks") for name in ("states", "dstates")),
+    )
+    passing = tuple(
+        _chunk_states(f"scan.{name}.fp32", chunk, context, "fp32", f"fp32 {name} of chunks")
+        for name in ("states", "dstates")
+    )
+    vectors: tuple[Dim, ...] = (BATCH, SEQ, "ssm_groups", "ssm_state")
+    summing = (
+        context.buffer("scan.vectors.grad", vectors, "fp32", "fp32 gradients of both state vectors", copies=2),
+        *(_scores(chunk, context, f"scan.scores.{name}") for name in ("grad", "sum")),
+        context.buffer("scan.decay.grad", (BATCH, SEQ, "ssm_heads"), "fp32", "gradients of step sizes", copies=3),
+    )
+    return (*lasting, *max(passing, summing, key=lambda buffers: sum(one.bytes for one in buffers)))
+
+
+def _moved(chunk: int, context: Context) -> tuple[int, int]:
+    """Bytes that the function's kernels read and write, each tensor once a kernel. Its matmuls are small: 2 x channels x (chunk + 2 x
+    state) FLOPs a token forward, against some twenty times as many bytes of channels."""
+    channels = context.buffer("", INNER).bytes
+    convolved = _convolved(context).bytes
+    state = _chunk_states("", chunk, context, None, "").bytes
+    wide = _chunk_states("", chunk, context, "fp32", "").bytes
+    vectors = context.buffer("", (BATCH, SEQ, "ssm_groups", "ssm_state"), copies=2).bytes
+    wide_vector = context.buffer("", (BATCH, SEQ, "ssm_groups", "ssm_state"), "fp32").bytes
+    steps = sum(one.bytes for one in _steps(context))
+    scores = _scores(chunk, context).bytes
+    again = 2 * convolved + steps + (channels + wide) + (vectors + scores)
+    forward = again + (wide + state) + (scores + vectors + state + 4 * channels)
+    gate, into_states, passed = 6 * channels, channels + wide, 2 * (wide + state)
+    inside = (3 * channels + scores + state) + 2 * (channels + state + wide_vector) + 2 * (2 * channels + scores)
+    rest = 2 * (scores + vectors + wide_vector) + 3 * convolved
+    return forward, again + 2 * wide + gate + into_states + passed + inside + rest
