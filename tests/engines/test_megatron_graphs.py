@@ -48,3 +48,33 @@ def test_chunks_share_with_one_another() -> None:
 
 def test_no_graphs_no_static_tensors() -> None:
     assert _static({"dp": 8}, 1, {}) == {}
+
+
+HYBRID = {
+    "model_type": "nemotron_h",
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 9,
+    "hybrid_override_pattern": "M-M*-M-M-",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+}
+
+
+@pytest.mark.parametrize(("scope", "captured", "masks"), [("attn", 1, 1), ("mamba", 4, 0), (["attn", "mamba"], 5, 1)])
+def test_a_hybrid_has_graphs_of_the_layers_in_scope(scope: object, captured: int, masks: int) -> None:
+    options = {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": scope}
+    job = read_job(
+        JOB
+        | {
+            "model": HYBRID,
+            "layout": {"dp": 8},
+            "data": {"seq_len": SEQ, "micro_batch": BATCH},
+            "engine": {"name": "megatron", "options": options},
+        }
+    )
+    lines = {line.what: line.bytes for line in ullage.estimate(job).ledger}
+    assert lines["static inputs of CUDA graphs"] == captured * STREAM
+    assert lines.get("static attention masks of CUDA graphs", 0) == masks * MASK
+    assert any(what.startswith("projection, sequence by sequence") for what in lines) != ("mamba" in str(scope))

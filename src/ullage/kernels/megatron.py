@@ -14,7 +14,7 @@ from ullage.errors import Unsupported
 from ullage.kernels import megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers
-from ullage.kernels.megatron_graphs import captures_attention, replayed
+from ullage.kernels.megatron_graphs import captures, replayed
 from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import BATCH, SEQ, Block, Op
@@ -30,8 +30,8 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
             remedy="use engine megatron or deepspeed, or precision bf16 or fp32",
         )
     steps = eager_steps(block, context)
-    if captures_attention(context):
-        return replayed(steps)
+    if captures(context):
+        return replayed(steps, context)
     return offloaded(steps, context) if context.option("fine_grained_activation_offloading") else steps
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs over parts of a layer (``cuda_graph_impl: transformer_engine``, ``cuda_graph_scope: attn``).
+"""CUDA graphs over parts of layers (``cuda_graph_impl: transformer_engine``, ``cuda_graph_scope: attn`` or ``mamba``).
 
 A captured part runs on addresses of its own: what it saves lies in the graphs' pool, which holds it from capture on. While training runs
 torch hands nothing out for it; its input is a static tensor, its output lies in the pool. Sources:
@@ -9,35 +9,43 @@ from __future__ import annotations
 
 from ullage.kernels.step import Buffer, Context, Step
 
-LAST_OF_ATTENTION = "attention_add"
+ENDS = {"attn": "attention_add", "mamba": "mamba_add"}
+"""The step that a part ends with, by its name in the scope: everything of a layer up to the residual addition after it."""
 
 
-def captures_attention(context: Context) -> bool:
-    """Whether everything of a layer up to the attention's residual is a graph."""
+def captures(context: Context) -> bool:
+    """Whether parts of layers are graphs."""
+    return context.option("cuda_graph_impl") == "transformer_engine" and bool(_ends(context))
+
+
+def _ends(context: Context) -> tuple[str, ...]:
     scope = context.option("cuda_graph_scope")
     names = scope if isinstance(scope, tuple) else (scope,)
-    return context.option("cuda_graph_impl") == "transformer_engine" and "attn" in names
+    return tuple(ENDS[str(name)] for name in names if name in ENDS)
 
 
-def captured(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps that a layer's graph is made of; none where the block is no layer."""
+def captured(steps: tuple[Step, ...], context: Context) -> tuple[Step, ...]:
+    """The steps that a layer's graph is made of; none where the block is no layer, or none that is captured."""
     names = [step.name for step in steps]
-    return steps[: names.index(LAST_OF_ATTENTION) + 1] if LAST_OF_ATTENTION in names else ()
+    ends = [names.index(end) for end in _ends(context) if end in names]
+    return steps[: max(ends) + 1] if ends else ()
 
 
-def replayed(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The block with its captured part as one step that allocates nothing."""
-    part = captured(steps)
+def replayed(steps: tuple[Step, ...], context: Context) -> tuple[Step, ...]:
+    """The block with its captured part as one step that allocates nothing; but for the output of a layer that is captured whole, which
+    counts where the next layer has it."""
+    part = captured(steps, context)
     if not part:
         return steps
     (output,) = part[-1].writes
-    static = Buffer(f"{output.name}.static", 0, "static output of the attention's graph")
+    whole = len(part) == len(steps)
+    static = Buffer(f"{output.name}.static", 0, "static output of the layer's graph")
     graph = Step(
-        name="attention_graph",
+        name="layer_graph",
         reads=("x",),
-        writes=(static,),
-        aliases=((output, static.name),),
+        writes=(output,) if whole else (static,),
+        aliases=() if whole else ((output, static.name),),
         weights=tuple(weight for step in part for weight in step.weights),
-        module="attention_graph",
+        module="layer_graph",
     )
     return (graph, *steps[len(part) :])
