@@ -57,6 +57,16 @@ def test_a_segment_that_discards_its_output_saves_it_nowhere() -> None:
     assert saved_kib(kept) - saved_kib(discarded) == 16  # a, which fc2 would have saved
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_discarded_output_that_another_segment_reads_is_made_again_before_it(reentrant: bool) -> None:
+    """The norm's output serves the checkpoint after it, and neither keeps it (Megatron-Core transformer_layer.py, random.py)."""
+    norm = Segment(start=0, stop=1, discards_output=True)
+    program = replay(segments=(norm, Segment(start=1, stop=4, reentrant=reentrant)))
+    assert saved_kib(program) == 4  # x
+    assert net(Sequence([alloc(boundary(4 * K)), program.forward])) == {boundary(4 * K): 2}
+    assert program.forward.delta_bytes + program.backward.delta_bytes == 0
+
+
 def test_a_policy_keeps_what_it_names() -> None:
     assert saved_kib(replay(segments=(Segment(start=0, stop=5, keep=frozenset({"u"})),))) == 4 + 16
 

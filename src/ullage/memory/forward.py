@@ -35,7 +35,8 @@ class Forward:
             step = self._block.steps[index]
             if (entered := self._segments.starting_at(index)) is not None:
                 for name in self._segments.inputs(entered):
-                    self._live.hold(name, ("segment", entered))
+                    if name not in self._segments.discarded:
+                        self._live.hold(name, ("segment", entered))
             scratch = self._make(step, "forward")
             for one in step.lends:
                 if one.name in self._block.handed:

@@ -77,13 +77,15 @@ class Segments:
         return range(segment.start, stop), stop - 1 if ends_early else None
 
     def needed_by(self, index: int) -> Iterator[int]:
-        """The segments that have run again before a step's backward: its own, and those whose discarded outputs it saves.
+        """The segments that have run again before a step's backward, in order: those whose discarded outputs its own reads, its own,
+        and those whose discarded outputs it saves.
 
         A node that saved nothing asks for nothing, and its backward comes before (torch/utils/checkpoint.py, unpack_hook), unless a node
         around the segment runs it again as a whole.
         """
         number, saves = self.at(index), self._block.steps[index].saves
         if number is not None and (saves or self._all[number].reentrant or self._all[number].discards_output):
+            yield from (self._number_at[self.made_at[name]] for name in self.inputs(number) if name in self.discarded)
             yield number
         for name in saves:
             if name in self.discarded and (number is None or self.made_at[name] < self._all[number].start):
