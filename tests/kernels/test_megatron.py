@@ -98,13 +98,28 @@ def test_unfused_swiglu_keeps_the_activated_gate_and_frees_nothing_else() -> Non
 
 
 @pytest.mark.parametrize(
-    ("modules", "less"),
-    [(("layernorm",), 4.0), (("mlp",), 6 * 3.0)],
+    ("modules", "impl", "less"),
+    [
+        (("layernorm",), "local", 4.0),
+        (("mlp",), "local", 6 * 3.0),
+        (("layernorm",), "transformer_engine", 0.0),
+        (("mlp",), "transformer_engine", 2 + 6 * 3.0),
+    ],
 )
-def test_recomputed_modules_are_not_saved(modules: tuple[str, ...], less: float) -> None:
+def test_recomputed_modules_are_not_saved(modules: tuple[str, ...], impl: str, less: float) -> None:
+    """Transformer Engine's linears make the norms before them, in modules of their own."""
     recompute = Recompute(kind="modules", modules=modules)
-    difference = saved() - saved(mode=SELECTIVE, recompute=recompute)
+    difference = saved(transformer_impl=impl) - saved(mode=SELECTIVE, recompute=recompute, transformer_impl=impl)
     assert difference == pytest.approx(less, abs=0.01)
+
+
+def test_the_norm_before_experts_or_latent_attention_stands_by_itself() -> None:
+    model = {"base": "deepseek-v3", "num_nextn_predict_layers": 0}
+    job = read_job({"schema": 1, "model": model, "cluster": "8xH100-SXM-80GB", "engine": {"name": "megatron"}})
+    graph = graph_of(job)
+    context = context_of(job, graph)
+    norms = [[step.name for step in lower(run.block, context) if step.module == "layernorm"] for run in graph.runs]
+    assert norms == [[], ["input_norm"], ["input_norm", "post_attention_norm"], []]
 
 
 @pytest.mark.parametrize("modules", [("moe",), ("moe", "moe_act"), ("moe", "moe_act", "shared_experts")])

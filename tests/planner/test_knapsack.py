@@ -18,9 +18,10 @@ MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
 
 
 @lru_cache
-def shape(model: str, micro_batch: int = 3) -> ShapeCosts:
+def shape(model: str, micro_batch: int = 3, impl: str = "transformer_engine") -> ShapeCosts:
     doc = {
         "schema": 1,
+        "engine": {"name": "megatron", "options": {"transformer_impl": impl}},
         "model": model,
         "cluster": "8x8xH100-SXM-80GB",
         "data": {"seq_len": 1024, "global_batch": 384},
@@ -100,10 +101,16 @@ def test_no_set_is_below_the_lines_of_a_balance(model: str) -> None:
 
 
 def test_modules_of_a_group_are_weighed_together() -> None:
-    """A norm's output is gone only where the matmuls behind it run again: mlp and layernorm free more together than apart."""
-    costs = shape("llama-3.1-8b")
+    """A norm's output is gone only where the matmuls behind it run again: mlp and layernorm free more together than apart; under
+    Transformer Engine the norm is part of the mlp."""
+    costs = shape("llama-3.1-8b", impl="local")
     found = groups(costs.grid, modules_of(costs.job, costs.grid.graph))
     assert set(found) == {frozenset({"core_attn"}), frozenset({"layernorm", "mlp"})}
+    fused = shape("llama-3.1-8b")
+    assert set(groups(fused.grid, modules_of(fused.job, fused.grid.graph))) == {
+        frozenset({"core_attn"}),
+        frozenset({"mlp"}),
+    }
 
 
 def test_the_layer_of_experts_is_not_chosen_beside_its_parts() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ullage.errors import Unsupported
 from ullage.kernels import megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
-from ullage.kernels.megatron_common import eight_bit_input, gathers
+from ullage.kernels.megatron_common import eight_bit_input, gathers, is_local
 from ullage.kernels.megatron_graphs import captures, replayed
 from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
@@ -37,7 +37,8 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
 
 def eager_steps(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block as they run outside of CUDA graphs, with everything on the device."""
-    return lower_ops(_up_projections_last(block), context, _KERNELS, fused=FUSED)
+    block = _up_projections_last(block)
+    return lower_ops(block if is_local(context) else _fused_norms(block), context, _KERNELS, fused=FUSED)
 
 
 def _up_projections_last(block: Block) -> Block:
@@ -49,6 +50,19 @@ def _up_projections_last(block: Block) -> Block:
     down = [op for op in region if op.module != "mla_up_proj"]
     up = [op for op in region if op.module == "mla_up_proj"]
     return replace(block, ops=(*block.ops[: places[0]], *down, *up, *block.ops[places[-1] + 1 :]))
+
+
+def _fused_norms(block: Block) -> Block:
+    """Transformer Engine makes the norm before column-parallel linears in their own module, where --recompute-modules layernorm has nothing
+    to do and mlp runs it again too (core/models/gpt/gpt_layer_specs.py: TELayerNormColumnParallelLinear, IdentityOp for the norm)."""
+
+    def fused(op: Op) -> Op:
+        readers = [one for one in block.ops if op.outputs[0].name in one.inputs] if op.module == "layernorm" else []
+        if readers and all(one.attrs.get("parallel") == "column" for one in readers):
+            return replace(op, module=readers[0].module)
+        return op
+
+    return replace(block, ops=tuple(map(fused, block.ops)))
 
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
