@@ -92,8 +92,11 @@ HYBRID = {
     "num_nextn_predict_layers": 2,
 }
 
+REPEATED = FrozenMap({"mtp_use_repeated_layer": True})
+
 PRODUCERS = {
     "hybrid": lambda: graph(model_config(HYBRID), mtp=True),
+    "repeated": lambda: graph(model_config(HYBRID), mtp=True, arguments=REPEATED),
     "llama": lambda: graph(model_config("llama-3.1-8b")),
     "deepseek-v3": lambda: graph(model_config("deepseek-v3"), mtp=True),
     "convnet": convolutional_network,
@@ -238,3 +241,22 @@ def test_a_hybrid_is_told_by_a_pattern_or_by_a_list() -> None:
     listed = {key: value for key, value in HYBRID.items() if key != "hybrid_override_pattern"}
     listed["layers_block_type"] = [words[letter] for letter in str(HYBRID["hybrid_override_pattern"])]
     assert graph(model_config(listed)) == graph(model_config(HYBRID))
+
+
+def test_a_repeated_module_has_its_weights_once() -> None:
+    one = model_config({**HYBRID, "num_nextn_predict_layers": 1})
+    alone, twice = graph(one, mtp=True), graph(model_config(HYBRID), mtp=True)
+    repeated = graph(model_config(HYBRID), mtp=True, arguments=REPEATED)
+    assert repeated.parameter_count() == alone.parameter_count() < twice.parameter_count()
+    assert repeated.runs == twice.runs
+    assert repeated.again() == {second for _, second in repeated.tied}
+
+
+def test_positions_and_norms_of_a_hybrid_are_arguments() -> None:
+    keys = {**HYBRID, "max_position_embeddings": 1024}
+    arguments = FrozenMap({"position_embedding_type": "learned_absolute", "normalization": "LayerNorm"})
+    plain, told = graph(model_config(keys)), graph(model_config(keys), arguments=arguments)
+    norms = len(str(HYBRID["hybrid_override_pattern"])) + 1
+    assert told.parameter_count() - plain.parameter_count() == 1024 * 2688 + norms * 2688
+    llama = model_config("llama-3.2-1b")
+    assert graph(llama, arguments=arguments) == graph(llama)

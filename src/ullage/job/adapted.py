@@ -13,6 +13,7 @@ from ullage.job import adapted_litgpt, freezing
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
+from ullage.model.build import MEGATRON_ARGUMENTS
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
 
@@ -87,7 +88,16 @@ def is_adapter(name: str) -> bool:
 
 def graph_of(job: Job) -> Graph:
     """The graph of what the job trains."""
-    return trained(build(job.model, mtp=job.engine.name == "megatron"), job)
+    return trained(model_of(job), job)
+
+
+def model_of(job: Job) -> Graph:
+    """The graph of the job's model as its engine builds it, before any adapters."""
+    if job.engine.name != "megatron":
+        return build(job.model)
+    options = job.engine.options
+    arguments = FrozenMap({name: options[name] for name in MEGATRON_ARGUMENTS if name in options})
+    return build(job.model, mtp=True, arguments=arguments)
 
 
 def trained(graph: Graph, job: Job) -> Graph:

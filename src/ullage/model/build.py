@@ -5,20 +5,36 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ullage.frozen import FrozenMap
 from ullage.model.config import ModelConfig
 from ullage.model.decoder import build
 from ullage.model.graph import Graph
 from ullage.model.hf_config import OWN_TYPE, decoder_spec
+from ullage.model.spec import DecoderSpec
+
+MEGATRON_ARGUMENTS = ("mtp_use_repeated_layer", "position_embedding_type", "normalization")
+"""Arguments of Megatron-LM that say what a config.json has no key for."""
 
 
 @lru_cache(maxsize=128)
-def graph(config: ModelConfig, *, mtp: bool = False) -> Graph:
+def graph(config: ModelConfig, *, mtp: bool = False, arguments: FrozenMap = FrozenMap()) -> Graph:
     """What is trained, as a graph. InvalidInput or Unsupported where ``config`` cannot be read.
 
     mtp: whether the stack trains the multi-token prediction modules that a config.json names (num_nextn_predict_layers). Megatron can;
     transformers leaves them out, and published parameter counts do too. A model of type gpt trains those that it names.
+    arguments: of MEGATRON_ARGUMENTS.
     """
     spec = decoder_spec(config)
     if not mtp and config.model_type != OWN_TYPE:
         spec = replace(spec, mtp_layers=0)
-    return build(spec)
+    return build(_told(spec, arguments))
+
+
+def _told(spec: DecoderSpec, arguments: FrozenMap) -> DecoderSpec:
+    """Positions and norms of a hybrid, whose keys have none of the kinds that Megatron can give it; of other models the keys say them."""
+    spec = replace(spec, mtp_repeated=arguments.get("mtp_use_repeated_layer") is True)
+    if spec.mixers and arguments.get("position_embedding_type") == "learned_absolute":
+        spec = replace(spec, positions="learned")
+    if spec.mixers and arguments.get("normalization") == "LayerNorm":
+        spec = replace(spec, norm="layernorm")
+    return spec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ullage.frozen import FrozenMap
 from ullage.model.embedding import embedding
 from ullage.model.graph import Block, Graph, Run
@@ -23,7 +25,16 @@ def build(spec: DecoderSpec) -> Graph:
             runs.append(Run(block=block))
     runs.append(Run(block=head(spec)))
     tied = [("embedding.embed_tokens.weight", "head.lm_head.weight")] if spec.tied else []
+    tied += _repeated(spec, runs[-1].block)
     return Graph(name=spec.name, runs=tuple(runs), sizes=_sizes(spec), tied=tuple(tied))
+
+
+def _repeated(spec: DecoderSpec, last: Block) -> Iterator[tuple[str, str]]:
+    """The parameters that multi-token prediction modules have from the first of them."""
+    for depth in range(1, spec.mtp_layers if spec.mtp_repeated else 0):
+        prefix = f"mtp{depth}_"
+        for name in (param.name for param in last.params if param.name.startswith(prefix)):
+            yield f"head.mtp0_{name.removeprefix(prefix)}", f"head.{name}"
 
 
 def _sizes(spec: DecoderSpec) -> FrozenMap:

@@ -130,6 +130,10 @@ class Graph:
         """Blocks that a pipeline can cut between."""
         return sum(run.repeat for run in self.runs if run.block.role == "layer")
 
+    def again(self) -> frozenset[str]:
+        """Qualified names of parameters that their own block has under another name before."""
+        return frozenset(second for first, second in self.tied if first.partition(".")[0] == second.partition(".")[0])
+
     def size(self, dim: Dim) -> int:
         """The size of a dimension that the model fixes."""
         if isinstance(dim, int):

@@ -116,6 +116,7 @@ class DecoderSpec:
     mamba: Mamba | None = None
     mtp_layers: int = 0
     mtp_mixers: tuple[str, ...] = ()  # of one multi-token prediction module of a hybrid
+    mtp_repeated: bool = False  # one module's weights serve all of them
     token_types: int = 0
     attention_sinks: bool = False
     bert_head: bool = False  # dense layer and norm before the vocabulary; pooler and sentence classifier beside it

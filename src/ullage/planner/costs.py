@@ -192,7 +192,8 @@ class GridCosts:
 
     def _numels(self, block: Block) -> tuple[int, int]:
         """Elements of a block's parameters on one rank, dense ones and experts'."""
-        params = [param for param in block.params if not param.buffer]
+        again = self.graph.again()
+        params = [param for param in block.params if not param.buffer and f"{block.name}.{param.name}" not in again]
         dense, experts = (sum(self._numel(one) for one in params if is_expert(one) == kind) for kind in (False, True))
         return dense, experts
 
@@ -202,7 +203,7 @@ class GridCosts:
     @cached_property
     def tied(self) -> int:
         """Elements that the first and the last rank share where they are one."""
-        seconds = {second for _, second in self.graph.tied}
+        seconds = {second for _, second in self.graph.tied} - self.graph.again()
         return sum(
             self._numel(param)
             for block in self.kinds

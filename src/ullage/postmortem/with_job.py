@@ -11,11 +11,10 @@ from ullage.engines.fsdp2.policy import keeps_whole_gradients
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
-from ullage.job.adapted import graph_of
+from ullage.job.adapted import graph_of, model_of
 from ullage.job.job import Job
 from ullage.memory.program import Peak
 from ullage.memory.rank import Rank
-from ullage.model.build import graph as build
 from ullage.model.graph import Graph
 from ullage.postmortem.causes import Kind, Reason, Tensor
 from ullage.postmortem.elsewhere import elsewhere
@@ -74,7 +73,7 @@ def known(job: Job, failed: int | None = None) -> Known:
     """The job's accounts. A refusal leaves the tensors that the model alone tells. failed: the global rank that ran out, if told."""
     layout = job.layout
     stage = failed // (layout.world // layout.pp) if failed is not None and failed < layout.world else None
-    graph = build(job.model, mtp=job.engine.name == "megatron")
+    graph = model_of(job)
     ranks = ranks_of(job, graph)
     held = []
     try:

@@ -17,8 +17,10 @@ OPTIONS: tuple[Option, ...] = table(
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
-                moe_router_force_load_balancing""",
-            TEXT: "transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method",
+                moe_router_force_load_balancing mtp_use_repeated_layer""",
+            TEXT: """
+                transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
+                position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
             COUNT: "checkpoint_num_layers",
             DTYPE: "moe_router_dtype",
@@ -42,7 +44,7 @@ OPTIONS: tuple[Option, ...] = table(
                 cpu_offloading_weights cpu_offloading_double_buffering
                 enable_cuda_graph external_cuda_graph cuda_graph_use_single_mempool cuda_graph_share_io_buffers
                 fp32_residual_connection untie_embeddings_and_output_weights apply_residual_connection_post_layernorm
-                mtp_use_repeated_layer mla_down_proj_fusion fused_single_qkv_rope
+                mla_down_proj_fusion fused_single_qkv_rope
                 use_fused_weighted_squared_relu memory_efficient_layer_norm persist_layer_norm
                 create_attention_mask_in_dataloader reset_attention_mask variable_seq_lengths
                 defer_embedding_wgrad_compute account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
@@ -92,7 +94,7 @@ OPTIONS: tuple[Option, ...] = table(
                 rotary_scaling_factor mtp_loss_scaling_factor clip_grad lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps
                 init_method_std norm_epsilon layernorm_epsilon initial_loss_scale min_loss_scale loss_scale_window hysteresis""",
             TEXT: """
-                moe_router_score_function moe_token_drop_policy position_embedding_type normalization
+                moe_router_score_function moe_token_drop_policy
                 distributed_backend ckpt_format lr_decay_style tokenizer_type""",
         },
     },
