@@ -11,7 +11,7 @@ from ullage.engines.base import context_of
 from ullage.frozen import FrozenMap
 from ullage.job.adapted import graph_of
 from ullage.job.bind import local_sizes
-from ullage.job.job import Data, Layout, Recompute
+from ullage.job.job import Data, Job, Layout, Recompute
 from ullage.job.read import read_job
 from ullage.kernels.stacks import lower, segments
 from ullage.kernels.step import Context
@@ -181,9 +181,9 @@ def test_korthikanti_layer_with_tensor_and_sequence_parallelism() -> None:
     assert found == pytest.approx((34 + heads_term) / 8, rel=2e-3)
 
 
-def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
-    """Two of them, each of an attention and a layer of experts that are narrower than the stream."""
-    job = read_job(
+def hybrid(**options: object) -> Job:
+    """A Mamba-2 mixer, an attention and experts narrower than the stream, and two modules that predict further tokens."""
+    return read_job(
         {
             "schema": 1,
             "model": {
@@ -202,11 +202,15 @@ def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
                 "num_nextn_predict_layers": 2,
             },
             "cluster": "8xH100-SXM-80GB",
-            "engine": {"name": "megatron"},
+            "engine": {"name": "megatron", "options": options},
             "layout": {"ep": 8},
             "data": {"seq_len": 64},
         }
     )
+
+
+def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
+    job = hybrid()
     graph = graph_of(job)
     context = context_of(job, graph)
     steps = lower(graph.runs[-1].block, context)
@@ -216,3 +220,13 @@ def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
         assert sizes[f"{prefix}rows"] == sizes[f"{prefix}combine.returned"] == 2 * 2 * 64 * 64
         assert sizes[f"{prefix}latent_out"] == 2 * 64 * 64
         assert sizes[f"{prefix}routed_out"] == 2 * 64 * 256
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_squared_relu_and_its_weighting_are_one_function_where_asked_for(fused: bool) -> None:
+    """The function saves its input alone (fusions/fused_weighted_squared_relu.py); else the activation's output is weighted in fp32."""
+    job = hybrid(use_fused_weighted_squared_relu=fused)
+    graph = graph_of(job)
+    sparse = next(run.block for run in graph.runs if run.block.name == "layer-moe")
+    saved = [step.saves for step in lower(sparse, context_of(job, graph)) if step.module == "moe_act"]
+    assert saved == ([("expert_up",)] if fused else [("expert_up",), ("expert_product.plain",)])

@@ -221,6 +221,8 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
     output = context.tensor(op.outputs[0], f"{op.name} output")
     fused = context.option("bias_swiglu_fusion" if op.attrs["glu"] else "bias_gelu_fusion", True)
     if op.attrs.get("experts"):
+        if op.attrs["act"] == "squared-relu":
+            fused = context.option("use_fused_weighted_squared_relu", False)
         return megatron_moe.expert_activation(op, context, fused=bool(fused))
     if fused and op.attrs["glu"]:  # reads the fused projection, and writes one gradient for it
         whole = f"{op.inputs[0]}.fused"

@@ -17,7 +17,7 @@ OPTIONS: tuple[Option, ...] = table(
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
-                moe_router_force_load_balancing mtp_use_repeated_layer""",
+                moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu""",
             TEXT: """
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
@@ -45,7 +45,7 @@ OPTIONS: tuple[Option, ...] = table(
                 enable_cuda_graph external_cuda_graph cuda_graph_use_single_mempool cuda_graph_share_io_buffers
                 fp32_residual_connection untie_embeddings_and_output_weights apply_residual_connection_post_layernorm
                 mla_down_proj_fusion fused_single_qkv_rope
-                use_fused_weighted_squared_relu memory_efficient_layer_norm persist_layer_norm
+                memory_efficient_layer_norm persist_layer_norm
                 create_attention_mask_in_dataloader reset_attention_mask variable_seq_lengths
                 defer_embedding_wgrad_compute account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
                 batch_p2p_comm overlap_p2p_comm overlap_p2p_communication overlap_p2p_communication_warmup_flush
