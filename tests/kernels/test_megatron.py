@@ -5,6 +5,8 @@ The traces ran the real layers on CPU with the fused norm and the attention core
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ullage.engines.base import context_of
@@ -230,3 +232,12 @@ def test_squared_relu_and_its_weighting_are_one_function_where_asked_for(fused: 
     sparse = next(run.block for run in graph.runs if run.block.name == "layer-moe")
     saved = [step.saves for step in lower(sparse, context_of(job, graph)) if step.module == "moe_act"]
     assert saved == ([("expert_up",)] if fused else [("expert_up",), ("expert_product.plain",)])
+
+
+def test_experts_without_a_gate_offload_their_rows_too() -> None:
+    job = hybrid(fine_grained_activation_offloading=True, offload_modules=["expert_fc1"])
+    job = replace(job, data=replace(job.data, seq_len=16384))
+    graph = graph_of(job)
+    sparse = next(run.block for run in graph.runs if run.block.name == "layer-moe")
+    offloads = {step.name: step.offloads for step in lower(sparse, context_of(job, graph)) if step.offloads}
+    assert offloads == {"experts.up_proj": ("rows",)}

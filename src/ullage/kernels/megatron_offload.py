@@ -15,7 +15,7 @@ MODULES = {
     "mlp_norm": ("post_attention_norm",),
     "qkv_linear": ("qkv", "q_proj", "q_a_proj", "kv_a_proj", "q_b_proj", "kv_b_proj"),
     "attn_proj": ("o_proj",),
-    "expert_fc1": ("expert_gate_up",),
+    "expert_fc1": ("expert_gate_up", "experts.up_proj"),
 }
 """--offload-modules by the names of the steps here; core_attn and moe_act are modules of their own."""
 
