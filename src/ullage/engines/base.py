@@ -27,6 +27,7 @@ class Account:
     communicate on this rank: name, ranks, nodes crossed.
     late: what of ``static`` the first optimizer step makes (moments), so that the first forward runs without it.
     first: what runs once before the ``late`` states exist (the capture of CUDA graphs).
+    before: the job as its first steps run it, after which the allocator gives back what it does not use (without CUDA graphs yet).
     load: how the rest of ``static`` comes about, where loading passes through copies; None: allocated one after another.
     host_bytes: host memory of this rank's process (offloaded states).
     eager: run on software from before CUDA 11.7 and NCCL 2.22, which loads and connects everything at the start.
@@ -37,6 +38,7 @@ class Account:
     late: tuple[Item, ...] = ()
     load: Node | None = None
     first: Node | None = None
+    before: Job | None = None
     host_bytes: int = 0
     eager: bool = False
     groups: tuple[tuple[str, int, int], ...] = ()

@@ -158,15 +158,19 @@ class _Found:
 
 @lru_cache(maxsize=512)
 def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
+    """Of a rank's account, or of that of its first steps where they need more."""
     found = account(job, graph, rank)
     each = job.layout.world // job.layout.pp
-    return _Found(
+    own = _Found(
         rank=rank,
         ranks=range(rank.index * each, (rank.index + 1) * each),
         account=found,
         peak=locate_peak(found.program),
         overheads=outside_allocator(job.cluster, found.groups, eager=found.eager),
     )
+    if found.before is None:
+        return own
+    return max(own, _peak_of(found.before, graph, rank), key=lambda one: one.peak.bytes)
 
 
 def located(job: Job, graph: Graph, rank: Rank) -> tuple[Peak, Account]:

@@ -28,7 +28,12 @@ def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_byte
     outside = outside_allocator(job.cluster, found.groups, eager=found.eager)
     capacity = job.cluster.device.capacity_bytes - sum(one.bytes for one in outside)
     simulated = simulate(history, expandable_segments=expandable, capacity_bytes=capacity)
-    return peak_bytes + max(0, simulated.reserved_bytes - simulated.allocated_bytes)
+    waste = max(0, simulated.reserved_bytes - simulated.allocated_bytes)
+    if found.before is None:
+        return peak_bytes + waste
+    first = account(found.before, graph, rank)
+    in_first = reserved_bytes(found.before, graph, rank, first, first.program.peak_bytes)
+    return max(peak_bytes, found.program.peak_bytes + waste, in_first)
 
 
 def _shorter(job: Job) -> Job:

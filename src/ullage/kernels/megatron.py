@@ -31,7 +31,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
         )
     steps = eager_steps(block, context)
     if captures(context):
-        return replayed(steps, context)
+        steps = replayed(steps, context)
     return offloaded(steps, context) if context.option("fine_grained_activation_offloading") else steps
 
 

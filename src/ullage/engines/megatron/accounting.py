@@ -11,7 +11,7 @@ from dataclasses import replace
 from ullage.engines.base import Account, context_of, flag, sized
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, eight_bit_weights, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
-from ullage.engines.megatron.graphs import capture, static_buffers
+from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
 from ullage.engines.megatron.states import load, shards, states
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
@@ -46,11 +46,14 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         *static_buffers(job, rank, replayer),
     ]
     static = [*(item for one in kept for item in one.all), *dummies, *others]
+    captured = capture(job, rank, replayer)
+    warm = captured is not None and warms_up(job)
     return Account(
         static=tuple((item, 1) for item in static if item.bytes),
-        late=(*dummies, *(item for one in kept for item in one.moments)),
-        load=load(kept, others),
-        first=capture(job, rank, replayer),
+        late=() if warm else (*dummies, *(item for one in kept for item in one.moments)),
+        load=None if warm else load(kept, others),
+        first=captured,
+        before=without_graphs(job) if warm else None,
         step=_step(job, rank, replayer, rule),
         groups=_groups(job),
     )

@@ -1,4 +1,4 @@
-"""What CUDA graphs cost a Megatron rank: static inputs for the whole run, and the capture in the first step.
+"""What CUDA graphs cost a Megatron rank: static inputs from their capture on, and the capture, after a few steps without them.
 
 A layer has a graph for each micro-batch of the pipeline (for one where there is none). Those whose lives do not meet share: an input whose
 backward has run serves the next forward, outputs go back to the graphs' pool once their backward is captured, and one gradient serves
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ullage.engines.pipeline import actions_of
+from ullage.frozen import FrozenMap, replace
 from ullage.job.job import Job
 from ullage.kernels import megatron
 from ullage.kernels.megatron_graphs import captured, captures
@@ -74,8 +75,18 @@ def _static(what: str, count: int, each: int, formula: str) -> Item:
     )
 
 
+def warms_up(job: Job) -> bool:
+    """Whether the first steps run without graphs, which are then captured (training/training.py: cuda_graph_warmup_steps, 3 by default)."""
+    return job.engine.options.get("cuda_graph_warmup_steps") != 0
+
+
+def without_graphs(job: Job) -> Job:
+    options = {name: value for name, value in job.engine.options.items() if name != "cuda_graph_impl"}
+    return replace(job, engine=replace(job.engine, options=FrozenMap(options)))
+
+
 def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
-    """All graphs are captured in the first step in the schedule's order, so that as much is in flight as in training."""
+    """All graphs are captured at once in the schedule's order, so that as much is in flight as in training."""
     parts = _captured(rank, replayer)
     if not parts:
         return None
@@ -90,7 +101,7 @@ def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
             *(Repeat(layers, program.backward) for layers, program in reversed(programs)),
             free(boundary_grad(size)),
         ],
-        "capture of the CUDA graphs, first step",
+        "capture of the CUDA graphs",
     )
     return on_stream(node, POOL_STREAM)
 

@@ -22,7 +22,7 @@ OPTIONS: tuple[Option, ...] = table(
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
-            COUNT: "checkpoint_num_layers",
+            COUNT: "checkpoint_num_layers cuda_graph_warmup_steps",
             DTYPE: "moe_router_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
             ANY: "recompute_granularity recompute_method recompute_num_layers recompute_modules",
@@ -61,7 +61,7 @@ OPTIONS: tuple[Option, ...] = table(
                 microbatch_group_size_per_virtual_pipeline_stage microbatch_group_size_per_vp_stage
                 decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
                 num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
-                cuda_graph_warmup_steps empty_unused_memory_level make_vocab_size_divisible_by""",
+                empty_unused_memory_level make_vocab_size_divisible_by""",
             NUMBER: "moe_expert_rank_capacity_factor activation_offload_fraction optimizer_offload_fraction",
             DTYPE: """
                 main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype megatron_fsdp_main_params_dtype
