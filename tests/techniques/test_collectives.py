@@ -63,7 +63,8 @@ def test_one_gpu_sends_nothing() -> None:
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_what_is_not_modelled_is_not_shown(show, technique: str) -> None:
-    job = {"lora": {"rank": 8}, "layout": {"tp": 2, "pp": 2}, "recompute": "full"}
+    lora = {"rank": 8, "targets": ["linear_qkv"], "dora": True}
+    job = {"lora": lora, "layout": {"tp": 2, "pp": 2}, "recompute": "full"}
     with pytest.raises(ullage.Unsupported, match="lora"):
         show(technique, MEGATRON, **job)
 

@@ -97,6 +97,7 @@ ADAPTERS = {
     "fsdp1": (*OF_TRANSFORMERS, "litgpt"),
     "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
     "deepspeed": OF_TRANSFORMERS,
+    "megatron": ("megatron",),
 }
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
@@ -110,8 +111,11 @@ def _freezes(job: Job) -> bool:
 
 
 def _lora(job: Job) -> object:
-    staged = job.layout.pp > 1 and job.engine.name != "single"
-    known = job.stack in ADAPTERS.get(job.engine.name, ()) and job.layout.tp == 1 and not staged
+    known = job.stack in ADAPTERS.get(job.engine.name, ())
+    if job.engine.name == "megatron":
+        known = known and job.engine.zero_stage <= 1 and job.layout.etp == 1
+    else:
+        known = known and job.layout.tp == 1 and (job.layout.pp == 1 or job.engine.name == "single")
     return None if job.lora is None or (known and (job.engine.name != "fsdp1" or _flattens(job))) else "set"
 
 

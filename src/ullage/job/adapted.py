@@ -9,7 +9,7 @@ from math import prod
 
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
-from ullage.job import adapted_litgpt, freezing
+from ullage.job import adapted_litgpt, adapted_megatron, freezing
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
@@ -24,10 +24,10 @@ ALL_LINEAR = "all-linear"
 HEAD = "lm_head"
 """The output projection, which all-linear leaves out (peft tuners/tuners_utils.py, _maybe_include_all_linear_layers)."""
 
-STACKS = (*OF_TRANSFORMERS, "torchtune", "litgpt")
+STACKS = (*OF_TRANSFORMERS, "torchtune", "litgpt", "megatron")
 """Stacks in which adapters are known."""
 
-OF_ONE_TYPE = ("torchtune", "litgpt")
+OF_ONE_TYPE = ("torchtune", "litgpt", "megatron")
 """Stacks whose adapters have the model's own type."""
 
 PACKED = ("nf4", "nf4-double")
@@ -67,7 +67,7 @@ tests/trace holds them against transformers' classes, but for those whose code i
 
 def adapters_type(job: Job) -> str:
     """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py), and torchtune and litgpt
-    make it in one type (modules/peft/lora.py; litgpt/lora.py)."""
+    make it in one type (modules/peft/lora.py; litgpt/lora.py), as Megatron-Bridge does (peft/utils.py: bfloat16())."""
     assert job.lora is not None
     of_the_module = job.engine.name == "deepspeed" or job.stack in OF_ONE_TYPE
     return job.precision.params if of_the_module else job.lora.dtype or ADAPTERS
@@ -101,8 +101,8 @@ def model_of(job: Job) -> Graph:
 
 
 def trained(graph: Graph, job: Job) -> Graph:
-    """A graph with the job's adapters, as PEFT puts them into transformers' classes, torchtune and litgpt into their own, and what it
-    freezes; in other stacks no account reads either."""
+    """A graph with the job's adapters, as PEFT puts them into transformers' classes, torchtune, litgpt and Megatron-Bridge into their own,
+    and what it freezes; in other stacks no account reads either."""
     if job.stack not in STACKS or (job.lora is None and not job.freeze):
         return graph
     if job.lora is not None and job.lora.base in QUANTISED:
@@ -117,7 +117,8 @@ def _asks_for_input_gradients(job: Job) -> bool:
     """Whether the embedding's output asks for a gradient though nothing before it is trained (enable_input_require_grads): beside
     adapters transformers' gradient checkpointing sees to it, and reentrant checkpoints, as before 5.0, work with it alone."""
     reentrant = job.stack_version is not None and not job.stack_version.startswith("5")
-    return job.recompute.kind != "none" and job.stack in OF_TRANSFORMERS and (job.lora is not None or reentrant)
+    beside = job.lora is not None and job.stack in (*OF_TRANSFORMERS, "megatron")  # Megatron-Bridge peft/recompute.py
+    return job.recompute.kind != "none" and (beside or (reentrant and job.stack in OF_TRANSFORMERS))
 
 
 def _seen_as(job: Job) -> str:
@@ -148,6 +149,8 @@ def _refuse_together(job: Job, lora: Lora) -> None:
 def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
+    if stack == "megatron":
+        return adapted_megatron.adapted(graph, lora, types[0])
     if stack == "litgpt":
         return adapted_litgpt.adapted(graph, lora, types[0], NAMES.get(graph.runs[0].block.family, {}))
     found: set[str] = set()

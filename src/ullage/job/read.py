@@ -108,7 +108,7 @@ def _read(document: Document) -> Job:
         attention=cast(AttentionKernel, root.take("attention", fields.choice(*ATTENTION), "flash")),
         loss=read_loss(root),
         offload=read_offload(root),
-        lora=read_lora(root, engine.options),
+        lora=read_lora(root, engine.options, stack),
         freeze=root.take("freeze", fields.texts, ()),
         compile=root.take("compile", fields.flag, False),
     )

@@ -93,7 +93,11 @@ def read_offload(root: Section) -> Offload:
     return offload
 
 
-def read_lora(root: Section, options: Mapping[str, object]) -> Lora | None:
+_TARGETS: Mapping[str, tuple[str, ...]] = {"megatron": ("all-linear",)}
+"""Where nobody chooses, by stack: Megatron-Bridge's four (peft/lora.py); else those of the LoRA paper (arXiv 2106.09685, section 4.2)."""
+
+
+def read_lora(root: Section, options: Mapping[str, object], stack: str) -> Lora | None:
     """``lora``; options that say one of its keys under PEFT's name (lora_dtype, use_dora, modules_to_save) are read into it."""
     if root.raw("lora") is None:
         if not root.written("lora"):
@@ -105,7 +109,7 @@ def read_lora(root: Section, options: Mapping[str, object]) -> Lora | None:
         rank=section.take("rank", fields.integer(1), 8),
         alpha=section.take("alpha", fields.number(0.0), 16.0),
         dropout=section.take("dropout", fields.number(0.0, 1.0), 0.0),
-        targets=section.take("targets", _targets, ("q_proj", "v_proj")),
+        targets=section.take("targets", _targets, _TARGETS.get(stack, ("q_proj", "v_proj"))),
         base=cast(_Base, section.take("base", fields.choice("bf16", "nf4", "nf4-double", "int8"), "bf16")),
         dtype=_from_option(section, "dtype", fields.optional(dtype), None, options, "lora_dtype"),
         dora=_from_option(section, "dora", fields.flag, False, options, "use_dora"),

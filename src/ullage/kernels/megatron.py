@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
+from ullage.job.adapted import is_adapter
+from ullage.kernels import megatron_adapters, megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers, is_local
 from ullage.kernels.megatron_graphs import captures, replayed
@@ -109,29 +110,49 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     first = ops[0]
     weights = tuple(weight for op in ops for weight in linear_weights(op, context))
     name = first.name if len(ops) == 1 else str(first.attrs["group"])
-    steps = []
     if len(ops) == 1:
         output = context.tensor(first.outputs[0], f"{name} output")
     else:
         total = sum(context.tensor(op.outputs[0]).bytes for op in ops)
         formula = " + ".join(context.tensor(op.outputs[0]).formula for op in ops)
         output = Buffer(fused_name(first), total, f"{name} projection output", formula)
+    adapted = megatron_adapters.is_adapted(first)
     kept = eight_bit_input(first, name, context)
-    steps.append(
+    saved = tuple(buffer.name for buffer in kept) or first.inputs
+    forward, backward = _forward_buffers(first, name, context), _backward_buffers(first, name, context)
+    steps = [
         Step(
             name=name,
             reads=first.inputs,
-            writes=(output, *kept),
-            saves=tuple(buffer.name for buffer in kept) or first.inputs,
-            scratch=_forward_buffers(first, name, context),
-            backward_scratch=_backward_buffers(first, name, context),
+            writes=(megatron_adapters.beside(output) if adapted else output, *kept),
+            saves=saved,
+            scratch=forward,
+            backward_scratch=backward,
             weights=weights,
+            serves=_serves(first, saved, forward, weights, returned=adapted and not is_local(context)),
             module=first.module,
         )
-    )
+    ]
+    if adapted:
+        steps += megatron_adapters.added(first, output, context)
     if len(ops) > 1:
         steps.append(_split(ops, output, name, context))
     return steps
+
+
+def _serves(
+    op: Op, saved: tuple[str, ...], gathered: tuple[Buffer, ...], weights: tuple[WeightGrad, ...], *, returned: bool
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What a linear keeps, and gathers again, for its weights' gradients alone: a frozen one has no use for it.
+
+    returned: to an adapter. Transformer Engine keeps a norm's output that it returns, whoever asks for it (module/layernorm_linear.py,
+    ln_out_to_save): that of column-parallel linears but of shared experts, whose norm is the layer's own.
+    """
+    params = tuple(weight.param for weight in weights)
+    with_norm = op.attrs.get("parallel") == "column" and not op.name.startswith("shared_")
+    kept = () if returned and with_norm else saved
+    again = gathered if op.attrs.get("parallel") == "column" else ()
+    return tuple((name, params) for name in (*kept, *(buffer.name for buffer in again)))
 
 
 def output_layer(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -159,6 +180,7 @@ def output_layer(ops: tuple[Op, ...], context: Context) -> list[Step]:
             saves=op.inputs,
             backward_scratch=tuple(scratch),
             weights=weights,
+            serves=tuple((name, tuple(one.param for one in weights)) for name in (*op.inputs, f"{op.name}.dummy")),
             module=op.module,
         )
     ]
@@ -174,7 +196,8 @@ def linear_weights(op: Op, context: Context) -> list[WeightGrad]:
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
         return [context.weight(shared, ("vocab", "hidden"), fusable=True)]
-    return [context.weight(param.name, param.dims, fusable=len(param.dims) > 1) for param in op.params]
+    own = [param for param in op.params if not is_adapter(param.name)]
+    return [context.weight(param.name, param.dims, fusable=len(param.dims) > 1) for param in own]
 
 
 def _split(ops: tuple[Op, ...], fused: Buffer, name: str, context: Context) -> Step:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ullage.job.adapted import is_adapter
+from ullage.kernels import megatron_adapters
 from ullage.kernels.megatron_common import eight_bit_input
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
@@ -23,6 +25,7 @@ def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
             writes=(experts, output),
             saves=(*op.inputs, experts.name),
             weights=tuple(context.weight(param.name, param.dims, "fp32") for param in op.params),
+            serves=tuple((name, tuple(param.name for param in op.params)) for name in op.inputs),
             module="moe",
         )
     ]
@@ -46,44 +49,38 @@ def dispatch(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     first = ops[0]
-    weights = tuple(context.weight(param.name, param.dims, fusable=True) for op in ops for param in op.params)
+    own = [param for op in ops for param in op.params if not is_adapter(param.name)]
+    weights = tuple(context.weight(param.name, param.dims, fusable=True) for param in own)
+    name = first.name if len(ops) == 1 else str(first.attrs["group"])
     if len(ops) == 1:
         output = context.tensor(first.outputs[0], f"{first.name} output")
-        kept = eight_bit_input(first, first.name, context)
-        return [
-            Step(
-                name=first.name,
-                reads=first.inputs,
-                writes=(output, *kept),
-                saves=tuple(buffer.name for buffer in kept) or first.inputs,
-                weights=weights,
-                module=first.module,
-            )
-        ]
-    name = str(first.attrs["group"])
-    fused = context.buffer(
-        f"{first.outputs[0].name}.fused",
-        (ROUTED, "expert_ffn"),
-        what="fused gate and up output of the experts",
-        copies=len(ops),
-    )
+    else:
+        output = context.buffer(
+            f"{first.outputs[0].name}.fused",
+            (ROUTED, "expert_ffn"),
+            what="fused gate and up output of the experts",
+            copies=len(ops),
+        )
+    adapted = megatron_adapters.is_adapted(first)
     kept = eight_bit_input(first, name, context)
-    return [
+    saved = tuple(buffer.name for buffer in kept) or first.inputs
+    steps = [
         Step(
             name=name,
             reads=first.inputs,
-            writes=(fused, *kept),
-            saves=tuple(buffer.name for buffer in kept) or first.inputs,
+            writes=(megatron_adapters.beside(output) if adapted else output, *kept),
+            saves=saved,
             weights=weights,
+            serves=tuple((one, tuple(param.name for param in own)) for one in saved),
             module=first.module,
-        ),
-        Step(
-            name=f"{name}.split",
-            reads=(fused.name,),
-            aliases=tuple((context.tensor(op.outputs[0]), fused.name) for op in ops),
-            module=first.module,
-        ),
+        )
     ]
+    if adapted:
+        steps += megatron_adapters.added(first, output, context)
+    if len(ops) > 1:
+        views = tuple((context.tensor(op.outputs[0]), output.name) for op in ops)
+        steps.append(Step(name=f"{name}.split", reads=(output.name,), aliases=views, module=first.module))
+    return steps
 
 
 def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:

@@ -56,7 +56,7 @@ def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], 
     frozen_linears = {
         name
         for op in block.ops
-        if op.kind == "linear" and op.params and not op.params[0].trainable
+        if op.kind in ("linear", "grouped_linear") and op.params and not op.params[0].trainable
         for name in (op.name, str(op.attrs.get("group")))
     }
     packed = {param.name.rpartition(".")[0]: param for param in block.params if param.elements in PACKED}

@@ -55,8 +55,8 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
 
 
-PARTLY_TRAINED = ("single", "ddp")
-"""Engines whose seconds are known where a part of a model is frozen: those that shard nothing."""
+PARTLY_TRAINED = ("single", "ddp", "megatron")
+"""Engines whose seconds are known where a part of a model is frozen: those that shard no parameters."""
 
 
 def _refuse(job: Job) -> None:

@@ -12,7 +12,7 @@ from ullage.engines.base import Account, context_of, flag, sized
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, eight_bit_weights, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
 from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
-from ullage.engines.megatron.states import load, shards, states
+from ullage.engines.megatron.states import frozen_parameters, load, shards, states, trained
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
 from ullage.kernels import stacks
@@ -40,6 +40,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     kept = states(job, rank)
     dummies = dummy_gradients(rank, context) if fused else []
     others = [
+        *frozen_parameters(job, rank),
         *buffers(job, context),
         *eight_bit_weights(job, rank),
         *workspaces(job, rank),
@@ -127,13 +128,13 @@ def _optimizer(job: Job, rank: Rank) -> Node:
         sized(
             "gradients",
             f"fp32 copy of the gradients ({'experts' if expert else 'dense'})",
-            rank.numel(expert=expert),
+            trained(rank, expert=expert),
             "fp32",
             shards=shards(job, expert),
             lives="optimizer step until zero_grad",
         )
         for expert in (False, True)
-        if rank.numel(expert=expert)
+        if trained(rank, expert=expert)
     ]
     return Sequence([*(alloc(item) for item in copies), *(free(item) for item in copies)], "optimizer step")
 

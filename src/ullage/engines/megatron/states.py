@@ -6,6 +6,7 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 from __future__ import annotations
 
 from ullage.engines.base import shard, sized
+from ullage.engines.megatron.buffers import eight_bit_names
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -36,9 +37,31 @@ def states(job: Job, rank: Rank) -> list[States]:
     """
     found = []
     for expert in (False, True):
-        tensors = [local.numel for local in rank.params if local.expert == expert for _ in range(local.copies)]
+        mine = [local for local in rank.params if local.expert == expert and local.param.trainable]
+        tensors = [local.numel for local in mine for _ in range(local.copies)]
         if tensors:
             found.append(_states_of(job, tensors, expert))
+    return found
+
+
+def trained(rank: Rank, *, expert: bool) -> int:
+    """Elements of what has gradients."""
+    return sum(local.total for local in rank.params if local.expert == expert and local.param.trainable)
+
+
+def frozen_parameters(job: Job, rank: Rank) -> list[Item]:
+    """Parameters without gradients: each a tensor of its module, in no buffer (param_and_grad_buffer.py takes what requires_grad).
+
+    Where parameters are kept in 8 bits, those of Transformer Engine's linears are these alone (buffers.py).
+    """
+    in_8_bits = eight_bit_names(job, rank) if job.precision.fp8_params else frozenset()
+    mine = [local for local in rank.params if not local.param.trainable and local.name not in in_8_bits]
+    found = []
+    for expert in (False, True):
+        tensors = [local.numel for local in mine if local.expert == expert for _ in range(local.copies)]
+        if tensors:
+            what = f"frozen parameters ({'experts' if expert else 'dense'})"
+            found.append(sized("parameters", what, sum(tensors), job.precision.params, pieces=tensors))
     return found
 
 
