@@ -260,3 +260,13 @@ def test_positions_and_norms_of_a_hybrid_are_arguments() -> None:
     assert told.parameter_count() - plain.parameter_count() == 1024 * 2688 + norms * 2688
     llama = model_config("llama-3.2-1b")
     assert graph(llama, arguments=arguments) == graph(llama)
+
+
+def test_norms_of_queries_and_keys_are_an_argument_of_a_model_of_type_gpt() -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1024}
+    keys = {"model_type": "gpt", "position": "rope", "norm": "rmsnorm", **sizes}
+    arguments = FrozenMap({"qk_layernorm": True})
+    plain, normed = (graph(model_config(keys), arguments=some) for some in (FrozenMap(), arguments))
+    assert normed.parameter_count() - plain.parameter_count() == 2 * 2 * 64
+    latent = {**keys, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    assert graph(model_config(latent), arguments=arguments) == graph(model_config(latent))

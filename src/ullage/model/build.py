@@ -12,8 +12,8 @@ from ullage.model.graph import Graph
 from ullage.model.hf_config import OWN_TYPE, decoder_spec
 from ullage.model.spec import DecoderSpec
 
-MEGATRON_ARGUMENTS = ("mtp_use_repeated_layer", "position_embedding_type", "normalization")
-"""Arguments of Megatron-LM that say what a config.json has no key for."""
+MEGATRON_ARGUMENTS = ("mtp_use_repeated_layer", "position_embedding_type", "normalization", "qk_layernorm")
+"""Arguments of Megatron-LM that say what a config.json, or a model of type gpt, has no key for."""
 
 
 @lru_cache(maxsize=128)
@@ -31,7 +31,10 @@ def graph(config: ModelConfig, *, mtp: bool = False, arguments: FrozenMap = Froz
 
 
 def _told(spec: DecoderSpec, arguments: FrozenMap) -> DecoderSpec:
-    """Positions and norms of a hybrid, whose keys have none of the kinds that Megatron can give it; of other models the keys say them."""
+    """Norms of queries and keys, of a model of type gpt; positions and norms of a hybrid, whose keys have none of the kinds that Megatron
+    can give it. Of other models the keys say them, and latent attention has norms of its own."""
+    if spec.family == OWN_TYPE and spec.latent is None and arguments.get("qk_layernorm") is True:
+        spec = replace(spec, qk_norm="head")
     spec = replace(spec, mtp_repeated=arguments.get("mtp_use_repeated_layer") is True)
     if spec.mixers and arguments.get("position_embedding_type") == "learned_absolute":
         spec = replace(spec, positions="learned")
