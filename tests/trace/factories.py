@@ -125,6 +125,22 @@ def tensor_parallel():
     return _trained(model, torch.randn(4, 256), foreach=True)
 
 
+def read_twice(distributed):
+    """A weight, as a DTensor or not, of which one tensor is made that two ops read."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    model = nn.Linear(256, 256, bias=False)
+    if distributed:
+        model.weight = nn.Parameter(DTensor.from_local(model.weight.detach(), _mesh(), [Replicate()], run_check=False))
+
+    def step():
+        value = model.weight * 2
+        (value.sin() + value.cos()).sum().backward()
+        model.zero_grad()
+
+    return model, None, step
+
+
 def sharded_llama():
     from ullage.job.read import read_job
     from ullage.trace.models import factory_of

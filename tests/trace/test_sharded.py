@@ -2,6 +2,7 @@
 
 import math
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
@@ -52,6 +53,14 @@ def test_tensor_parallel_counts_no_tensor_of_the_global_shape() -> None:
     assert account["parameters"] == account["gradients"] == account["transient"] == local
     whole = 256 * 1024 * 4
     assert all(one.bytes < whole for one in found.allocations if one.phase.startswith("step"))
+
+
+def test_gradients_of_dtensors_are_added_out_of_place() -> None:
+    """autograd adds in place to no tensor subclass (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace), in a run neither."""
+    plain, distributed = (trace(partial(factories.read_twice, wrapped), world=WORLD) for wrapped in (False, True))
+    for found, sums in ((plain, 0), (distributed, 1)):
+        start, stop = found.span(2, "backward")
+        assert [one.op for one in found.allocations if start <= one.birth < stop].count("aten.add") == sums
 
 
 @pytest.mark.parametrize("factory", [factories.fsdp2])

@@ -3,7 +3,8 @@
 A second gradient is added into the first where nobody else holds that one and it is no view (torch/csrc/autograd/input_buffer.cpp,
 can_accumulate_inplace); the gradient of an index is written into zeros made for it (torch/csrc/autograd/FunctionsManual.cpp,
 index_backward, gather_backward, value_selecting_reduction_backward). Under a dispatch mode (isTensorSubclassLike) each makes a new
-tensor instead and lets the old one go at once. What is taken over so is one allocation in a run, and one life in a trace.
+tensor instead and lets the old one go at once. What is taken over so is one allocation in a run, and one life in a trace. A DTensor's
+gradients are added out of place in a run too.
 """
 
 from __future__ import annotations

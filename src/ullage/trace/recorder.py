@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recomputes: list[int] = [0]  # when each recomputation ended
         self.model: nn.Module | None = None
         self.ops: list[TracedOp] | None = None  # of the step that runs, where they are asked for
+        self.wrapped: Any = None  # the op that a wrapper was last asked for: it asks its inner tensors for the same
         self.over: tuple[int, Storage, int] | None = None  # a storage that another takes over if it goes at this time
 
     def mark(self, what: str) -> None:
@@ -78,12 +79,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].device
         kwargs = kwargs or {}
         if any(map(_is_wrapper, types)):
+            self.wrapped = func
             return NotImplemented  # a DTensor runs ops of its own on its inner tensors: those are recorded
         if self.paused or func.namespace == "prim":  # prim asks a tensor for its device
             return func(*args, **kwargs)
         if self.ops is not None:
             self._note(self.ops, func, args, kwargs)
-        over = in_place.written_over(self, func, args)
+        over = None if self.wrapped is func else in_place.written_over(self, func, args)
+        if self.wrapped is func:
+            self.wrapped = None
         given = _handed(func, args)
         out = func(*given, **kwargs) if self.fake is None else values.follow(func, args, kwargs, self.fake)
         if func.namespace in COLLECTIVES:
