@@ -133,6 +133,17 @@ def test_a_checkpoint_lets_go_of_what_it_unpacked_before_that_sum() -> None:
     assert replay(BROADCAST, segments=(reentrant,)).backward.peak_bytes > (before_the_sum + of_g) * K
 
 
+def test_gradients_of_wrapped_tensors_are_never_added_in_place() -> None:
+    """Three readers: of a plain tensor the second and third gradient are added to the first, of a DTensor each sum is a new one."""
+    readers = tuple(Step(name=f"fc{at}", reads=("x",), writes=(made(f"h{at}", 1),)) for at in range(3))
+    joined = Step(name="sum", reads=tuple(f"h{at}" for at in range(3)), writes=(made("y", 1),))
+    wrapped = tuple(replace(step, wrapped=("x",)) for step in readers)
+    plain, apart = replay((*readers, joined)), replay((*wrapped, joined))
+    of_y, of_h = 1, 1
+    assert plain.backward.peak_bytes == (2 * 4 + 2 * of_h - of_y) * K  # the second gradient beside the first
+    assert apart.backward.peak_bytes == (3 * 4 + of_h - of_y) * K  # and their sum, once its reader's own is gone
+
+
 def test_two_steps_may_not_make_one_name() -> None:
     with pytest.raises(AssertionError, match="h"):
         replay((MLP[0], MLP[0], *MLP[1:]))

@@ -82,6 +82,7 @@ class Step:
     returned (torch/csrc/autograd/engine.cpp, validate_outputs).
     view_grads: reads whose gradient is a view of another tensor (a matmul's result, reshaped): autograd never adds into those in
     place (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: the storage has a second owner).
+    wrapped: reads that are tensor subclasses (DTensor), whose gradients autograd never adds in place (the same function).
     caches: tensors that stay until the forward's context exits, recomputed or not (autocast's copies of weights).
     module: the recompute module that the step belongs to.
     op: what selective policies know the step by ("matmul", "attention", "all_to_all").
@@ -110,6 +111,7 @@ class Step:
     holds: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
     view_grads: tuple[str, ...] = ()
+    wrapped: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     module: str = ""
     op: str = ""

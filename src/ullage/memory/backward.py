@@ -1,7 +1,7 @@
 """A block's steps run backward, recomputing on the way.
 
 A node's backward makes the gradients of what it read, then lets go of what it saved and of the gradients of what it made. A gradient
-that arrives a second time is added in place if nobody else holds the first and it is no view; else the sum is a new tensor.
+that arrives a second time is added in place if nobody else holds the first and it is no view or DTensor; else the sum is a new tensor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Backward:
 
     __slots__ = (
         "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments",
-        "_to_the_end", "_weights",
+        "_to_the_end", "_weights", "_wrapped",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,7 @@ class Backward:
         self._halves = halves
         self._later: list[_Later] = []
         self._to_the_end: list[Storage] = []
+        self._wrapped = frozenset(name for step in block.steps for name in step.wrapped)
 
     def run(self) -> None:
         block = self._block
@@ -256,7 +257,7 @@ class Backward:
         if before is None:
             storage.holders.add(("grad", name))
             self._grads[name] = storage
-        elif len(before.holders) > 1 or before.is_view:  # somebody else still has the first: the sum is a new tensor
+        elif len(before.holders) > 1 or before.is_view or name in self._wrapped:
             total = self._live.new(self._grad_item(name))
             total.holders.add(("grad", name))
             self._live.release(before, ("grad", name))
