@@ -16,7 +16,7 @@ import pytest
 from ullage.frozen import FrozenMap
 from ullage.job.bind import local_sizes
 from ullage.job.job import Data, Layout, Recompute
-from ullage.kernels.stacks import lower
+from ullage.kernels.stacks import lower, segments
 from ullage.kernels.step import Context
 from ullage.memory.block import BlockProgram, GradRule
 from ullage.memory.chunk import CHECKPOINT, PLAIN, Replayer
@@ -120,6 +120,16 @@ def test_saved_bytes_of_a_llama_layer(g: float, a: float) -> None:
     assert net(compute="fp32", params="fp32", residual="fp32") == 2 * U * (8 + 2 * g + 4 * a) + LSE + STATISTICS
     autocast = {"params": "fp32", "residual": "fp32", "autocast": True}
     assert net(**autocast) == U * (15 + 2 * g + 4 * a) + 2 * parameters + LSE + STATISTICS
+
+
+def test_a_checkpointed_mlp_runs_again_as_far_as_its_last_saved_tensor() -> None:
+    """Up to the down projection's input: its output, which no backward reads, is not made again."""
+    model = llama(0.25, 2.0)
+    context = Context(sizes=local_sizes(model, Layout(), Data(seq_len=TOKENS)), stack="transformers")
+    block = block_of(model, "layer")
+    (mlp,) = segments(block, context, Recompute(kind="modules", modules=("mlp",)))
+    assert mlp.early_stop
+    assert [step.name for step in lower(block, context)[mlp.start : mlp.stop]][-1] == "down_proj"
 
 
 def test_a_checkpointed_layer_keeps_its_input_alone() -> None:

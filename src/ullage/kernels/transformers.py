@@ -24,7 +24,8 @@ from ullage.kernels import (
     transformers_selective,
 )
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer, Context, Step
+from ullage.kernels.lowering import module_segments
+from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import Block, Op
 
 Emit = Callable[[Tape, Op], object]
@@ -133,6 +134,11 @@ _STREAM_FIRST = frozenset({"cohere", "stablelm"})
 
 
 selective = transformers_selective.policy
+
+
+def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, ...]:
+    """Parts of a layer under torch's checkpoint, each run again as far as its backward needs (trace/checkpointed.py)."""
+    return tuple(replace(segment, early_stop=True) for segment in module_segments(steps, names))
 
 
 def buffers(context: Context) -> tuple[Buffer, ...]:
