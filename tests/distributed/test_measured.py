@@ -19,6 +19,7 @@ DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}
 FOUR_BATCHES = {**DATA, "grad_accum": 4}
 RESHARDED = {"reshard_after_forward": "always"}
 TP, PP = {"tp": 2}, {"pp": 2}
+SP = {**TP, "sp": True}
 
 
 def job(engine: str, ranks: int = 2, **keys: Any) -> Job:
@@ -52,6 +53,12 @@ CASES = {
     "TP, full recomputation": job("fsdp2", layout=TP, recompute="full"),
     "TP, by op": job("fsdp2", layout=TP, recompute="selective"),
     "TP, bf16": job("fsdp2", layout=TP, precision="bf16-mixed"),
+    "TP along the sequence": job("fsdp2", layout=SP),
+    "TP along the sequence, full recomputation, bf16": job(
+        "fsdp2", layout=SP, recompute="full", precision="bf16-mixed"
+    ),
+    "TP along the sequence, by op": job("fsdp2", layout=SP, recompute="selective"),
+    "TP along the sequence, MLPs alone": job("fsdp2", layout=SP, recompute={"modules": ["mlp"]}),
     "GPipe": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES),
     "GPipe, resharded": job("fsdp2", layout={**PP, "schedule": "gpipe"}, data=FOUR_BATCHES, options=RESHARDED),
     "1F1B": job("fsdp2", layout=PP, data=FOUR_BATCHES),
@@ -87,6 +94,7 @@ FOUR = {
     "HSDP": job("fsdp2", 4, shard_group=2),
     "ZeRO-3 on four": job("fsdp2", 4),
     "ZeRO-3 x TP": job("fsdp2", 4, layout=TP),
+    "ZeRO-3 x TP along the sequence": job("fsdp2", 4, layout=SP),
     "ZeRO-3 x PP, one layer of a stage": job("fsdp2", 4, layout=PP, data=FOUR_BATCHES, recompute={"layers": 1}),
     "TP x PP": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES),
     "TP x PP, full recomputation": job("fsdp2", 4, layout={**TP, **PP}, data=FOUR_BATCHES, recompute="full"),

@@ -50,3 +50,13 @@ def test_what_stands_against_a_key_is_told() -> None:
     lora = {**LORA, "base": "nf4", "dora": True}
     with pytest.raises(Unsupported, match=r"in stack transformers beside a base in nf4"):
         estimate(job({"name": "single"}, data={"seq_len": 128}, lora=lora))
+
+
+def test_sequence_parallelism_is_estimated_where_transformers_code_runs_it() -> None:
+    along = {"stack": "transformers", "layout": {"tp": 2, "sp": True}, "data": {"seq_len": 2048}}
+    whole = {**along, "layout": {"tp": 2}}
+    cut_bytes, whole_bytes = (estimate(job({"name": "fsdp2"}, **keys)).peak.allocated_bytes for keys in (along, whole))
+    assert cut_bytes < whole_bytes
+    for engine, changes in (("fsdp2", {"stack": "liger"}), ("deepspeed", {}), ("fsdp2", {"model": "gemma-2-2b"})):
+        with pytest.raises(Unsupported, match=r"layout\.sp"):
+            estimate(job({"name": engine}, **{**along, **changes}))

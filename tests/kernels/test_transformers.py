@@ -39,7 +39,8 @@ def block_of(model: Graph, role: str) -> Block:
 def program(
     model: Graph, data: Data, *, role: str = "layer", recompute: str = "none", **changes: Any
 ) -> tuple[BlockProgram, Context]:
-    context = Context(sizes=local_sizes(model, Layout(), data), stack="transformers", **changes)
+    layout = Layout(tp=changes.get("tp", 1), sp=changes.get("sp", False))
+    context = Context(sizes=local_sizes(model, layout, data), stack="transformers", **changes)
     replayer = Replayer(
         context=context,
         recompute=Recompute(kind="none" if recompute == "none" else "full"),
@@ -130,6 +131,23 @@ def test_a_checkpointed_mlp_runs_again_as_far_as_its_last_saved_tensor() -> None
     (mlp,) = segments(block, context, Recompute(kind="modules", modules=("mlp",)))
     assert mlp.early_stop
     assert [step.name for step in lower(block, context)[mlp.start : mlp.stop]][-1] == "down_proj"
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_along_the_sequence_a_layer_keeps_two_whole_tensors(tp: int) -> None:
+    """bf16 u(2 + (8 + 2g + 4a) / tp): what attention and MLP have gathered is whole on every rank, all else a rank's tokens or heads."""
+    g, a = 0.25, 2.0
+    found, _ = program(llama(g, a), Data(seq_len=TOKENS), tp=tp, sp=True)
+    assert found.forward.delta_bytes == U * (2 + (8 + 2 * g + 4 * a) / tp) + (LSE + STATISTICS) / tp
+
+
+def test_along_the_sequence_gradients_of_several_sequences_are_joined() -> None:
+    """What the embedding's backward gathers of one sequence is that sequence; of two the ranks' parts lie apart, and are copied."""
+    model = llama(0.25, 2.0, vocab=512)
+    for rows, copies in ((1, 1), (2, 2)):
+        data = Data(seq_len=TOKENS // rows, micro_batch=rows)
+        found, _ = program(model, data, role="embedding", tp=2, sp=True)
+        assert found.backward.peak_bytes == copies * U
 
 
 def test_a_checkpointed_layer_keeps_its_input_alone() -> None:

@@ -42,14 +42,16 @@ MOMENTS = {
 class Stepped:
     """A tensor that the optimizer steps, in the type in which it steps it. shape: as the optimizer sees it.
 
-    gradient_parts: tensors of its size in its gradient, of which each op that reads it cuts this one's out (DTensor). state: the type of
-    its states, where that is not the optimizer's.
+    gradient_parts: tensors of its size in its gradient, of which each op that reads it cuts this one's out (DTensor). summed_when_read:
+    its gradient is a term of the sum over ranks, which each op that reads it makes (DTensor). state: the type of its states, where that is
+    not the optimizer's.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     gradient_parts: int = 1
+    summed_when_read: bool = False
     state: str | None = None
 
     @property
@@ -75,11 +77,12 @@ def stepped(
     dtype: str,
     shape: Shape = lambda whole: whole,
     whole_gradients: Container[str] = (),
+    terms: Container[str] = (),
 ) -> tuple[Group, ...]:
     """Every trainable parameter of a rank as its own tensor, in model order; ``shape`` cuts a shard out of each.
 
-    whole_gradients: names of those whose gradients tensor parallelism leaves whole. Under it the cut ones come first: the parameters
-    of each mesh are a group of their own (transformers' Trainer, create_optimizer).
+    whole_gradients: names of those whose gradients tensor parallelism leaves whole; terms: of those whose gradients are terms of a sum.
+    Under it those on its mesh come first: the parameters of each mesh are a group of their own (transformers' Trainer, create_optimizer).
     """
     held = {param.name: param for param in rank.params}
     runs = [run for chunk in rank.chunks for run in chunk.runs]
@@ -91,12 +94,13 @@ def stepped(
                 shape=shape(local_shape(param, run, context)),
                 dtype=param.param.elements or dtype,
                 gradient_parts=context.tp if param.name in whole_gradients else 1,
+                summed_when_read=param.name in terms,
                 state=param.param.elements,
             )
             for param in (held.get(f"{run.block.name}.{one.name}") for one in run.block.params)
             if param is not None
             and param.param.trainable
-            and on_mesh == (context.tp > 1 and is_tensor_parallel(param.param))
+            and on_mesh == (context.tp > 1 and (is_tensor_parallel(param.param) or param.name in terms))
         )
         if tensors:
             groups.append(Group(tensors=tensors, repeat=run.repeat))
@@ -209,7 +213,7 @@ def step(optimizer: Optimizer, groups: tuple[Group, ...]) -> Node:
 
     foreach: the square root of every second moment at once (_multi_tensor_adam). for-loop: one tensor at a time, whose
     denominator lives until the next one's replaces it (_single_tensor_adam). fused and 8-bit kernels: none. Before them, whatever
-    the optimizer: what is cut out of gradients that are whole.
+    the optimizer: what is cut out of gradients that are whole, or summed of terms.
     """
     if not _has_roots(optimizer):
         return Sequence(_cuts(groups, 1), "optimizer step")
@@ -230,7 +234,7 @@ def _cuts(groups: tuple[Group, ...], reads: int) -> list[Node]:
     made = [
         (_cut(tensor.numel, tensor.dtype), reads * repeat)
         for tensor, repeat in _each(groups)
-        if tensor.gradient_parts > 1
+        if tensor.gradient_parts > 1 or tensor.summed_when_read
     ]
     return [*(alloc(item, count) for item, count in made), *(free(item, count) for item, count in made)]
 
@@ -280,7 +284,7 @@ def _one_by_one(optimizer: Optimizer, group: Group, before: Item | None) -> tupl
 
 @lru_cache(maxsize=4096)
 def _cut(numel: int, dtype: str) -> Item:
-    return _temporary("rank's own part of a whole gradient", numel, dtype)
+    return _temporary("gradient as DTensor redistributes it", numel, dtype)
 
 
 @lru_cache(maxsize=4096)

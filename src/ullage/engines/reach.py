@@ -20,8 +20,9 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
 }
 """Which of ``offload``'s keys an engine's account reads. Megatron's fine-grained activation offloading has options of its own."""
 
-WITHOUT_SEQUENCE_PARALLELISM = OF_TRANSFORMERS
-"""Stacks whose plans of tensor parallelism divide no sequence: transformers 5 has a switch for it that does nothing yet."""
+ALONG_THE_SEQUENCE = ("llama", "mistral", "qwen2", "qwen3")
+"""Models whose layers have the names and the calls of a llama's, which trace/sequence.py cuts along the sequence in transformers' own code:
+its plans of tensor parallelism divide no sequence, and its switch for it does nothing yet."""
 
 LOSSES = {
     "transformers": ("full", "fused-linear"),
@@ -40,9 +41,10 @@ STEPS_IN_BACKWARD = ("single",)
 
 def refuse_what_is_not_read(job: Job) -> None:
     """Raises Unsupported for the first key of the job that moves memory and that its engine's account does not read."""
-    if job.layout.sp and job.stack in WITHOUT_SEQUENCE_PARALLELISM:
+    if job.layout.sp and job.stack in OF_TRANSFORMERS and not runs_along_the_sequence(job):
         raise Unsupported(
-            f"stack {job.stack} has no sequence parallelism beside its tensor parallelism",
+            "has no sequence parallelism of its own in transformers' code; ullage train adds it under fsdp2, without pipeline or context "
+            f"parallelism, to {', '.join(ALONG_THE_SEQUENCE)}",
             key="layout.sp",
             value="true",
             remedy="leave it out, or use stack torchtitan or megatron",
@@ -70,6 +72,14 @@ def refuse_what_is_not_read(job: Job) -> None:
         value = is_set(job)
         if value is not None:
             raise Unsupported(f"is not modelled {_where(job, key)} yet", key=key, value=value)
+
+
+def runs_along_the_sequence(job: Job) -> bool:
+    """Whether transformers' code runs the job's tensor parallelism with the stream cut by tokens."""
+    layout = job.layout
+    cut_by_tp_alone = layout.tp > 1 == layout.pp == layout.cp
+    known = job.engine.name == "fsdp2" and job.model.model_type in ALONG_THE_SEQUENCE
+    return job.stack == "transformers" and cut_by_tp_alone and known
 
 
 def _where(job: Job, key: str) -> str:

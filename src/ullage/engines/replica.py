@@ -22,7 +22,7 @@ from ullage.job.adapted import QUANTISED, adapters_type, graph_of, is_adapter, m
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.step import Buffer, Context
-from ullage.kernels.transformers_parallel import whole_gradients
+from ullage.kernels.transformers_parallel import gradients_of_tokens, whole_gradients
 from ullage.memory import chunk as chunks
 from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Element, Replayer, Wrap
@@ -266,7 +266,8 @@ def plain(job: Job, graph: Graph, rank: Rank, after_forward: Node = EMPTY) -> Ac
     context = context_of(job, graph)
     dtype = job.precision.master or job.precision.params
     whole = whole_gradients(graph) if context.tp > 1 else ()
-    groups = optimizers.stepped(rank, context, dtype, whole_gradients=whole)
+    terms = gradients_of_tokens(graph) if context.sp else ()
+    groups = optimizers.stepped(rank, context, dtype, whole_gradients=whole, terms=terms)
     moments = states(job, groups)
     on_host = job.offload.optimizer != "none"
     held = [*held_parameters(job, rank), *master(job, rank), *beside(job, context)]

@@ -20,6 +20,7 @@ from ullage.kernels import (
     transformers_mlp,
     transformers_moe,
     transformers_norm,
+    transformers_parallel,
     transformers_rope,
     transformers_selective,
 )
@@ -75,7 +76,7 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
             transformers_mlp.gate(tape, gated[op.outputs[0].name])
         kernel(tape, op)
         transformers_frames.hold(tape, block, op)
-    return tuple(tape.steps)
+    return transformers_parallel.told_apart(tape)
 
 
 def joins(op: Op) -> str:

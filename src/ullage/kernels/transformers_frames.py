@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ullage.kernels import transformers_moe
 from ullage.kernels.eager import Tape
+from ullage.kernels.transformers_parallel import GATHERED
 from ullage.model.graph import Block, Op
 
 
@@ -26,14 +27,14 @@ def _hold(tape: Tape, names: tuple[str, ...]) -> None:
 
 _Names = Mapping[str, tuple[str, ...]]
 
-_ATTENTION = ("attention_in", "q_final", "k_final", "v")
+_ATTENTION = ("attention_in", f"attention_in{GATHERED}", "q_final", "k_final", "v")
 _LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe.rotated", "q_final", "k_final", "v")
 _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_final.turned")
 """The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
 
 _ARGUMENTS: _Names = {
     "o_proj": _ATTENTION,
-    "down_proj": ("mlp_in", "gate_up"),
+    "down_proj": ("mlp_in", f"mlp_in{GATHERED}", "gate_up"),
     "combine": ("mlp_in", *transformers_moe.NAMED),
     "shared_add": ("mlp_in", *transformers_moe.NAMED),
 }

@@ -4,6 +4,10 @@ Column: the input is whole on every rank, and its gradient, a part on each, is a
 output is a part on each rank and is all-reduced. The embedding's gradient is whole on every rank. The head's logits are gathered.
 Functional collectives write new tensors.
 
+Along the sequence (trace/sequence.py) the stream between layers is a DTensor of a rank's tokens. What a column reads is gathered, once for
+the projections of a module, and stays for their backward, which reduce-scatters its gradient; a row's terms are reduce-scattered and
+the output's gradient gathered. The embedding's are all-reduced before each rank takes its tokens.
+
 Fused projections, experts and several embedding tables are computed without these copies: transformers' plans cut them in other ways.
 """
 
@@ -13,29 +17,86 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ullage.kernels.eager import Tape, Value
-from ullage.kernels.step import WeightGrad
-from ullage.model.graph import Graph, Op, Param
+from ullage.kernels.step import Buffer, Step, WeightGrad
+from ullage.model.graph import BATCH, SEQ, SEQ_SP, Dim, Graph, Op, Param
+
+GATHERED = ".gathered"
+"""Behind the name of a tensor of a rank's tokens: that of all tokens."""
 
 
 def entering(tape: Tape, op: Op, source: Value) -> Value:
-    """What a layer reads: of a column-wise one, the same tensor, whose gradient is all-reduced into a new one."""
+    """What a layer reads. Of a column-wise one the same tensor, whose gradient is all-reduced into a new one; along the sequence all
+    tokens of it."""
     if tape.context.tp == 1 or op.attrs["parallel"] != "column":
         return source
+    if tape.context.sp:
+        return _of_all_tokens(tape, op, source)
     return tape.view(source, f"{op.name}.replicated", copies=True)
 
 
+def _of_all_tokens(tape: Tape, op: Op, source: Value) -> Value:
+    name = f"{source.name}{GATHERED}"
+    if name in tape.values:
+        return tape[name]
+    whole = Value(name, _all_tokens(source.dims), source.dtype)
+    inside, tape.module = tape.module, ""  # a checkpoint of the module that reads it is entered behind
+    made = tape.emit(
+        f"{op.name}.gather",
+        (source,),
+        whole,
+        what=f"{source.name} of all tokens",
+        scratch=_unjoined(tape, name, whole),
+        backward_scratch=(tape.scratch(f"{name}.grad.stacked", whole),),
+    )
+    tape.module = inside
+    return made
+
+
+def _unjoined(tape: Tape, name: str, whole: Value) -> tuple[Buffer, ...]:
+    """What an all-gather makes, the ranks' tokens one after the other, before each sequence's are joined; of one sequence they are (torch
+    distributed/_functional_collectives.py, all_gather_tensor)."""
+    return () if tape.context.size(BATCH) == 1 else (tape.scratch(f"{name}.stacked", whole),)
+
+
+def _all_tokens(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return tuple(SEQ if dim == SEQ_SP else dim for dim in dims)
+
+
 def part(tape: Tape, name: str, output: Value, *, reduced: bool) -> Value:
-    """What a layer itself makes: ``output``, or this rank's term of it."""
-    return Value(f"{name}.partial", output.dims, output.dtype) if tape.context.tp > 1 and reduced else output
+    """What a layer itself makes: ``output``, or this rank's term of it, of all tokens."""
+    reduced = reduced and tape.context.tp > 1
+    return Value(f"{name}.partial", _all_tokens(output.dims), output.dtype) if reduced else output
 
 
 def leaving(tape: Tape, name: str, made: Value, output: Value) -> Value:
-    """The all-reduced output where ``made`` is a term of it; the gradient is whole on every rank already."""
+    """The reduced output where ``made`` is a term of it. All-reduced, its gradient is whole on every rank already.
+
+    Along the sequence what passes by is as large as the terms: their stack by ranks, or the embedding's sum of which a rank takes its
+    tokens; backward the stack of the gradients that are gathered.
+    """
     if made is output:
         return output
+    if tape.context.sp:
+        return tape.emit(
+            f"{name}.reduce",
+            (made,),
+            output,
+            what=f"{name} output of a rank's tokens",
+            scratch=(tape.scratch(f"{name}.stacked", made),),
+            backward_scratch=_unjoined(tape, f"{name}.grad", made),
+            op="reduce_scatter",
+        )
     return tape.emit(
         f"{name}.all_reduce", (made,), output, what=f"{name} output, all-reduced", passes=(made,), op="all_reduce"
     )
+
+
+def told_apart(tape: Tape) -> tuple[Step, ...]:
+    """The steps of a block; of those along the sequence it is said which of their reads are DTensors: the stream, and what is gathered."""
+    if not tape.context.sp:
+        return tuple(tape.steps)
+    wrapped = {value.name for value in tape.values.values() if SEQ_SP in value.dims or value.name.endswith(GATHERED)}
+    return tuple(replace(step, wrapped=tuple(name for name in step.reads if name in wrapped)) for step in tape.steps)
 
 
 def embedding_gradient(tape: Tape, param: Param) -> WeightGrad:
@@ -57,6 +118,19 @@ def whole_gradients(graph: Graph) -> frozenset[str]:
         for param in op.params
     }
     return frozenset(found - joined)
+
+
+@lru_cache(maxsize=256)
+def gradients_of_tokens(graph: Graph) -> frozenset[str]:
+    """Weights, by qualified name, whose gradient is of a rank's tokens along the sequence: of norms of the stream. DTensor leaves it a term
+    of the sum, and all-reduces it for each op that reads it."""
+    return frozenset(
+        f"{run.block.name}.{param.name}"
+        for run in graph.runs
+        for op in run.block.ops
+        if op.kind == "norm" and SEQ_SP in op.outputs[0].dims
+        for param in op.params
+    )
 
 
 def gathered(tape: Tape, logits: Value) -> Value:

@@ -8,10 +8,9 @@ from itertools import chain, combinations
 from math import isqrt
 
 from ullage.engines.base import context_of
-from ullage.engines.reach import WITHOUT_SEQUENCE_PARALLELISM
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
-from ullage.job.engine import STAGES
+from ullage.job.engine import OF_TRANSFORMERS, STAGES
 from ullage.job.job import Data, Job, Layout, Loss, Recompute, ScheduleName
 from ullage.kernels import stacks
 from ullage.kernels.stacks import Modules
@@ -210,7 +209,8 @@ class Space:
         own = self.want.fixed("sp")
         if isinstance(own, bool):
             return (own,)
-        return (False, True) if tp > 1 and base.job.stack not in WITHOUT_SEQUENCE_PARALLELISM else (False,)
+        offered = tp > 1 and base.job.stack not in OF_TRANSFORMERS  # in whose code ullage train alone runs it
+        return (False, True) if offered else (False,)
 
     def _schedule(self, pp: int, vpp: int) -> ScheduleName | None:
         """What runs ``vpp`` chunks a rank; None: nothing that the job allows.

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ullage.engines.fsdp2.policy import unwrapped
+from ullage.engines.reach import runs_along_the_sequence
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import ALL_LINEAR, model_type, unmodelled
 from ullage.job.job import Job, Lora
@@ -45,7 +46,7 @@ def _refuse(job: Job) -> None:
         "stack": job.stack if job.stack != "transformers" else None,
         "engine.name": job.engine.name if job.engine.name not in _ENGINES else None,
         "engine.shard_group": 1 if job.engine.shard_group == 1 < layout.dp else None,
-        "layout.sp": "true" if layout.sp else None,
+        "layout.sp": "true" if layout.sp and not runs_along_the_sequence(job) else None,
         "layout.pp": layout.pp if layout.pp > 1 else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
@@ -208,7 +209,7 @@ def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     with torch.device("meta") if job.layout.tp > 1 else nullcontext():
         bare = build(job)
     if job.layout.tp > 1:
-        cut(bare, mesh["tp"])
+        cut(bare, mesh["tp"], along_the_sequence=job.layout.sp)
     model = wrapped(job, bare, mesh)
     optimizer = optimizer_of(job, model)
     batch = batch_of(job, bare.config.vocab_size)  # type: ignore[union-attr, arg-type]

@@ -6,7 +6,7 @@ each, and their last projection's terms are reduce-scattered. (transformers has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -18,8 +18,6 @@ from transformers.distributed.tensor_parallel import (
     SequenceParallel,
     TensorParallelLayer,
 )
-
-from ullage.trace.wrapped import layers_of
 
 _TOKENS = 1
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -51,14 +49,14 @@ _STYLES: Mapping[str, Any] = {
 _INSTEAD = {"embedding_rowwise": "ullage_cut", "rowwise": "ullage_scattered"}
 
 
-def along_the_sequence(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """The plan of a model whose layers are a llama's (train/reach.py), names of modules and parameters to styles."""
+def plan_of(model: nn.Module, layers: Iterable[nn.Module], plan: Mapping[str, str]) -> dict[str, str]:
+    """The plan of a model whose layers are a llama's, names of modules and parameters to styles."""
     for name, style in _STYLES.items():
         ALL_PARALLEL_STYLES.register(name, style)
     found = {name: _INSTEAD.get(style, style) for name, style in plan.items()}
-    layers = set(layers_of(model))
+    inside = set(layers)
     for name, module in model.named_modules():
-        if module in layers:
+        if module in inside:
             found |= {f"{name}.{norm}": "ullage_tokens" for norm in _NORMS}
             found |= {f"{name}.{part}": "ullage_gathered" for part in _GATHERS}
     return {**found, "model.norm": "ullage_tokens"}

@@ -51,6 +51,11 @@ ENGINES: Mapping[str, Mapping[str, object]] = {
     "fsdp2, 2": {"engine": {"name": "fsdp2", "zero_stage": 2}, "layout": {"dp": 4}},
     "fsdp2, 3": {"engine": {"name": "fsdp2", "zero_stage": 3}, "layout": {"dp": 4}},
     "tp": {"engine": "fsdp2", "layout": {"tp": 4, "dp": 1}},
+    "tp along the sequence": {"engine": "fsdp2", "layout": {"tp": 4, "dp": 1, "sp": True}},
+    "tp along the sequence x fsdp2": {
+        "engine": {"name": "fsdp2", "zero_stage": 3},
+        "layout": {"tp": 2, "dp": 2, "sp": True},
+    },
     "tp x fsdp2": {"engine": {"name": "fsdp2", "zero_stage": 3}, "layout": {"tp": 2, "dp": 2}},
 }
 

@@ -7,7 +7,7 @@ device and given memory once they are cut, as from_pretrained does. FSDP2 wraps 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -40,9 +40,9 @@ def mesh_of(job: Job, device: str = "cpu") -> Any:
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def cut(model: Any, mesh: Any, changed: Callable[[Any, dict[str, str]], dict[str, str]] | None = None) -> None:
-    """Cuts a model by its own plan of tensor parallelism, or what ``changed`` makes of it: each rank keeps its part of what it has whole.
-    One that is on the meta device is given memory."""
+def cut(model: Any, mesh: Any, *, along_the_sequence: bool = False) -> None:
+    """Cuts a model by its own plan of tensor parallelism, its stream by tokens too where it goes along the sequence: each rank keeps its
+    part of what it has whole. One that is on the meta device is given memory."""
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -50,7 +50,10 @@ def cut(model: Any, mesh: Any, changed: Callable[[Any, dict[str, str]], dict[str
         plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
     except ValueError as error:
         raise Unsupported(f"has no plan in transformers: {error}", key="layout.tp", value=mesh.size()) from None
-    plan = plan if changed is None else changed(model, plan)
+    if along_the_sequence:
+        from ullage.trace import sequence
+
+        plan = sequence.plan_of(model, layers_of(model), plan)
     for name in model.all_tied_weights_keys:  # each is cut by itself, and tied again
         place, _, param = name.rpartition(".")
         module = model.get_submodule(place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +134,7 @@ def run_of(
         if stepped_in(job) != job.precision.params:
             model = model.to(DTYPES[stepped_in(job)])
         if job.layout.tp > 1:
-            cut(model, mesh["tp"], _along_the_sequence() if job.layout.sp else None)
+            cut(model, mesh["tp"], along_the_sequence=job.layout.sp)
         return model
 
     if job.layout.pp > 1:
@@ -150,12 +150,6 @@ def run_of(
     model = wrapped(job, model, mesh)
     optimizer = with_rates(optimizer_of(job, model), lr, weight_decay)
     return Run(job=job, model=model, optimizer=optimizer, scaler=scaler_of(job, device), device=device)
-
-
-def _along_the_sequence() -> Callable[[Any, dict[str, str]], dict[str, str]]:
-    from ullage.train.sequence import along_the_sequence
-
-    return along_the_sequence
 
 
 def with_rates(optimizer: torch.optim.Optimizer, lr: float, weight_decay: float) -> torch.optim.Optimizer:

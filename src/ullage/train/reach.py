@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.engines.reach import runs_along_the_sequence
 from ullage.errors import Unsupported
 from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
@@ -28,8 +29,6 @@ SCHEDULES = {
 """layout.schedule, and its class in torch.distributed.pipelining."""
 HALVED = ("zb-h1", "zbv", "dualpipev")
 """Those that halve backwards, which take a list of stages."""
-ALONG_THE_SEQUENCE = ("llama", "mistral", "qwen2", "qwen3")
-"""Models whose layers have the names and the calls of a llama's (train/sequence.py)."""
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
 _OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")
@@ -55,7 +54,7 @@ def refuse_what_is_not_run(job: Job) -> None:
         "engine.name": engine.name if engine.name not in ENGINES else None,
         "stack": job.stack if job.stack != "transformers" else None,
         "stack_version": job.stack_version,
-        "layout.sp": "true" if layout.sp and not _runs_along_the_sequence(job) else None,
+        "layout.sp": "true" if layout.sp and not runs_along_the_sequence(job) else None,
         "layout.schedule": layout.schedule if layout.schedule not in SCHEDULES else None,
         "layout.cp": layout.cp if layout.cp > 1 else None,
         "layout.ep": layout.ep if layout.ep > 1 else None,
@@ -83,12 +82,6 @@ def refuse_what_is_not_run(job: Job) -> None:
         _refuse_of_pipelines(job)
     if engine.name == "deepspeed":
         _refuse_of_deepspeed(job)
-
-
-def _runs_along_the_sequence(job: Job) -> bool:
-    layout = job.layout
-    alike = job.model.model_type in ALONG_THE_SEQUENCE
-    return job.engine.name == "fsdp2" and layout.tp > 1 == layout.pp and alike and not job.data.seq_len % layout.tp
 
 
 def _adapts(job: Job) -> bool:
