@@ -12,6 +12,7 @@ BASE = {
     "cluster": "8xH100-SXM-80GB",
     "data": {"seq_len": 2048, "micro_batch": 1, "grad_accum": 4},
 }
+ONE = {"seq_len": 2048, "micro_batch": 1, "grad_accum": 1}
 MEGATRON = {"stack": "megatron", "engine": {"name": "megatron", "zero_stage": 1}, "recompute": "full"}
 
 
@@ -72,6 +73,14 @@ def test_shards_are_waited_for_no_longer_than_they_take() -> None:
             {("backward", "reduce_scatter"): 4, ("step", "all_gather"): 1},
         ),
         ({"stack": "transformers", "engine": {"name": "ddp"}}, {("backward", "all_reduce"): 1}),
+        # along the sequence attention, MLP and head gather their input once, and keep it; logits are gathered
+        (
+            {"stack": "transformers", "engine": {"name": "fsdp2"}, "layout": {"tp": 8, "sp": True}, "data": ONE},
+            {
+                ("forward", "all_reduce"): 1, ("forward", "all_gather"): 2 * 32 + 2, ("forward", "reduce_scatter"): 2 * 32,
+                ("backward", "all_gather"): 2 * 32 + 1, ("backward", "reduce_scatter"): 2 * 32 + 1,
+            },
+        ),
     ],
     ids=str,
 )  # fmt: skip

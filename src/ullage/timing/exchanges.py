@@ -38,6 +38,10 @@ def tensor_parallel(
     if context.sp and (context.option("tp_comm_overlap") or context.option("async_tp")):
         return _in_pieces(str(parallel), exchange, context.tp, bulk=overlapped)
     if parallel == "column":
+        if (
+            context.sp and context.stack == "transformers"
+        ):  # what was gathered is kept (kernels/transformers_parallel.py)
+            return (exchange("all_gather"),), (exchange("reduce_scatter"),)
         if context.sp:
             gather = exchange("all_gather", "dgrad" if overlapped else "")
             scatter = exchange("reduce_scatter", "wgrad" if overlapped else "")
@@ -160,9 +164,11 @@ def scan_parallel(op: Op, context: Context) -> OpWork:
 
 
 def vocabulary_parallel(op: Op, context: Context) -> OpWork:
-    """Each rank looks up its part of the vocabulary; the results are added up (Megatron-Core VocabParallelEmbedding)."""
+    """Each rank looks up its part of the vocabulary; the results are added up (Megatron-Core VocabParallelEmbedding), in transformers on
+    every rank before it takes its tokens (trace/sequence.py)."""
     whole = context.buffer("embedding", (BATCH, SEQ, "hidden")).bytes
-    sent = Exchange(kind="reduce_scatter" if context.sp else "all_reduce", axis="tp", payload_bytes=whole)
+    scatters = context.sp and context.stack != "transformers"
+    sent = Exchange(kind="reduce_scatter" if scatters else "all_reduce", axis="tp", payload_bytes=whole)
     returned = (Exchange(kind="all_gather", axis="tp", payload_bytes=whole),) if context.sp else ()
     return OpWork(
         name=f"{op.name} exchange",
@@ -170,6 +176,13 @@ def vocabulary_parallel(op: Op, context: Context) -> OpWork:
         forward=Pass(exchanges=(sent,)),
         backward=Pass(exchanges=returned),
     )
+
+
+def gathered_logits(op: Op, context: Context) -> OpWork:
+    """transformers' plans gather the head's output, and each rank has the loss of all words (kernels/transformers_parallel.py)."""
+    whole = context.tp * context.buffer("logits", (BATCH, SEQ, "vocab")).bytes
+    gather = Exchange(kind="all_gather", axis="tp", payload_bytes=whole)
+    return OpWork(name=f"{op.name} exchange", module=op.module, forward=Pass(exchanges=(gather,)), backward=Pass())
 
 
 def split_loss(op: Op, context: Context) -> OpWork:

@@ -9,6 +9,7 @@ from itertools import groupby
 from ullage import dtypes
 from ullage.frozen import replace
 from ullage.job.adapted import is_adapter
+from ullage.job.engine import OF_TRANSFORMERS
 from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
@@ -17,6 +18,7 @@ from ullage.timing.exchanges import (
     context_parallel,
     context_parallel_moves,
     expert_parallel,
+    gathered_logits,
     gathers_8_bit,
     scan_parallel,
     split_loss,
@@ -71,7 +73,7 @@ def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tupl
     for ops in _grouped(block.ops, fused):
         group = ops[0].attrs.get("group")
         work = _op_work(ops, context, accumulates and context.stack == "megatron", sends=group not in gathered)
-        if group and context.stack == "torchtitan":
+        if group and _gathers_once(context):
             gathered.add(group)
         if work is not None:
             beside = tuple(partly.adapters(ops[0], work, context))
@@ -80,6 +82,12 @@ def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tupl
         if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
             named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
     return tuple(found), frozenset(named)
+
+
+def _gathers_once(context: Context) -> bool:
+    """Whether an input that is cut by tokens is gathered for all projections that read it (torchtitan parallelize.py, PrepareModuleInput;
+    trace/sequence.py)."""
+    return context.stack == "torchtitan" or (context.stack == "transformers" and context.sp)
 
 
 def _fuses(context: Context) -> bool:
@@ -97,7 +105,7 @@ def _grouped(ops: tuple[Op, ...], fused: bool) -> Iterator[tuple[Op, ...]]:
 
 
 def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork | None:
-    """sends: False where a neighbour before it has gathered the input for all (torchtitan parallelize.py, PrepareModuleInput)."""
+    """sends: False where a neighbour before it has gathered the input for all."""
     op = ops[0]
     if op.kind in LINEAR:
         return _linear(ops, context, accumulates, sends=sends)
@@ -113,7 +121,7 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
     if op.kind == "embedding" and context.tp > 1:
         return vocabulary_parallel(op, context)
     if op.kind == "loss" and context.tp > 1:
-        return split_loss(op, context)
+        return gathered_logits(op, context) if context.stack in OF_TRANSFORMERS else split_loss(op, context)
     return None
 
 
@@ -156,10 +164,10 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
 
 
 def _reordered(exchanges: tuple[Exchange, ...], context: Context) -> Iterator[Traffic]:
-    """torchtitan cuts the second dimension, batch first: DTensor copies what it scatters into pieces, and joins what it gathers of several
+    """The second dimension is cut, batch first: DTensor copies what it scatters into pieces, and joins what it gathers of several
     sequences (torch/distributed/_functional_collectives.py: chunk and cat; of one sequence, a view). Compiled, they are views of one
     sequence, and one kernel each of several: what NCCL and a matmul read lies in one piece."""
-    if context.stack != "torchtitan" or context.tp == 1:
+    if not _gathers_once(context) or context.tp == 1:
         return
     several = context.size(BATCH) > 1
     for one in exchanges:
