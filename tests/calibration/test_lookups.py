@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.calibration import store
-from ullage.calibration.attention import attention_efficiency
+from ullage.calibration.attention import BUILT_IN, attention_efficiency
 from ullage.calibration.host import host_bytes_per_s, nvme_bytes_per_s
 from ullage.calibration.memory import MemoryKind, kernel_start_s, launch_s, memory_efficiency
 from ullage.hardware.catalogue import device, devices
@@ -76,6 +76,18 @@ def test_where_attention_comes_from() -> None:
     assert provenance("A100-SXM-80GB", "flash") == provenance("H200-SXM-141GB", "flash-3") == "measured"
     assert provenance("A100-SXM-80GB", "flash-3") == provenance("MI325X-256GB", "flash") == "default"
     assert provenance("H100-SXM-80GB", "flash", 512) == "default"
+
+
+@pytest.mark.parametrize(
+    ("seq", "tflops"), [(1024, 287.5), (2048, 293.2), (4096, 298.4), (8192, 287.7), (16384, 304.2)]
+)
+def test_attention_that_torch_had_built_in(seq: int, tflops: float) -> None:
+    """pytorch/benchmark#2296: forward without a mask, 128 sequences of 8 heads of 128, on Meta's H100."""
+    gpu = device("H100-SXM-96GB")
+    found = attention_efficiency(gpu, BUILT_IN, "bf16", 128, seq, False, False, 128 * 8)
+    assert found.value * dict(gpu.flops_per_s)["bf16"] == pytest.approx(tflops * 1e12, rel=0.06)
+    assert (found.provenance, found.source.count("#2296")) == ("measured", 1)
+    assert attention_efficiency(gpu, BUILT_IN, "bf16", 128, seq, False, True).provenance == "default"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def backend(name: str) -> dict:
         (backend("flash"), "flash-2"),
         (backend("fused"), "cudnn"),
         (TITAN, "flash"),
+        (TITAN | {"stack_version": "2025-03-20"}, "flash"),
+        (TITAN | {"stack_version": "2024-12-26"}, "flash-built-in"),
         (MPT, "triton"),
         ({"attention": "eager"}, "eager"),
     ],

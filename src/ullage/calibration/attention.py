@@ -15,6 +15,9 @@ from ullage.hardware.cluster import Device
 _MEASURED_DTYPES = ("bf16", "fp16")
 _TERA = 1e12
 
+BUILT_IN = "flash-built-in"
+"""FlashAttention-2 as torch had it built in until 2025-03."""
+
 
 @frozen
 class _Row:
@@ -40,7 +43,7 @@ def attention_efficiency(
     """Share of the dense peak of ``dtype`` that attention over ``seq`` keys reaches.
 
     FLOPs: 4 batch heads seq^2 head_dim forward, 2.5 times that backward, half of either under a causal mask.
-    impl: flash (FlashAttention-2, as torch's own backend), flash-2, flash-3, flash-4, cudnn (and te, fused), mem-efficient, math
+    impl: flash (FlashAttention-2, as torch's own backend), BUILT_IN, flash-2, flash-3, flash-4, cudnn (and te, fused), mem-efficient, math
     (and eager). batch_heads: batch times query heads on this rank; None: as many as fill the device.
     An implementation or a head size that was not measured on the device takes the nearest that was, marked ``default``.
     """
@@ -48,9 +51,13 @@ def attention_efficiency(
     used, provenance = _kernel(device, impl, causal, backward)
     if dtype not in _MEASURED_DTYPES or not used.rows[0].head_dim <= head_dim <= used.rows[-1].head_dim:
         provenance = "default"
-    share = _by_head_dim(used.rows, head_dim, seq)
-    share *= _occupancy(used, seq, backward, batch_heads)
-    return efficiency(min(share, 1.0), provenance if used.exact else "default", used.rows[0].source)
+    share = _by_head_dim(used.rows, head_dim, seq) * _occupancy(used, seq, backward, batch_heads)
+    source = used.rows[0].source
+    built_in = table("attention")["built_in"]
+    if impl == BUILT_IN and device.name in built_in["kept"]:
+        share, source = share * built_in["kept"][device.name], f"{source}; {built_in['source']}"
+        provenance = "default" if backward else provenance
+    return efficiency(min(share, 1.0), provenance if used.exact else "default", source)
 
 
 @frozen

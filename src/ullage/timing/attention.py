@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.calibration.attention import BUILT_IN
 from ullage.job.job import Job
 from ullage.timing.vintage import of_2023
 
@@ -20,6 +21,10 @@ CUDNN_SINCE = (9, 0)
 utils.py, get_attention_backend)."""
 
 
+BUILT_IN_UNTIL = "2025-02-28"
+"""Of torchtitan's versions, which run torch's nightly builds: before these had FlashAttention 2.7.4 (pytorch/pytorch#148147)."""
+
+
 def attention_kernel(job: Job) -> str:
     """``job.attention`` where it names a kernel; of "flash" the one that the stack takes."""
     if job.attention != "flash":
@@ -30,4 +35,6 @@ def attention_kernel(job: Job) -> str:
         return named
     if job.stack == "megatron" and (job.cluster.device.compute_capability or (0, 0)) >= CUDNN_SINCE:
         return "cudnn"
+    if job.stack == "torchtitan" and job.stack_version is not None and job.stack_version < BUILT_IN_UNTIL:
+        return BUILT_IN
     return "triton" if of_2023(options) else "flash"
