@@ -177,6 +177,16 @@ def test_torchs_ring(version: str, heads: int) -> None:
     assert not {one.forward.traffic for one in whole_sequence if one.name == "attention"} - {()}
 
 
+@pytest.mark.parametrize(("compile", "behind", "pieces"), [(False, "attention", 4), (True, "", 1)])
+def test_a_compiled_ring_waits_where_it_sends(compile: bool, behind: str, pieces: int) -> None:
+    """_functional_collectives.py, _maybe_wrap_tensor: while torch traces, the wait follows the collective."""
+    changes = {"stack": "torchtitan", "engine": {"name": "fsdp2"}, "precision": "bf16-mixed", "compile": compile}
+    *_, found = works(**changes, layout={"dp": 2, "cp": 4}, data={"seq_len": 8192, "micro_batch": 1})
+    (core,) = {one for one in found if one.name == "attention"}
+    assert {one.behind for one in (*core.forward.exchanges, *core.backward.exchanges)} == {behind}
+    assert core.backward.exchanges[-1].pieces == pieces
+
+
 @pytest.mark.parametrize(
     ("compile", "batch", "gathered", "scattered"),
     [(False, 1, 0, 2), (False, 2, 2, 2), (True, 1, 0, 0), (True, 2, 2, 2)],

@@ -95,11 +95,14 @@ def _traded(context: Context) -> tuple[int, int, int, int]:
 
 def _torch_ring(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """torch's ring with its default rotation (distributed/tensor/experimental/_attention.py): keys and values gathered at once; their
-    gradients handed on from rank to rank in fp32, each but the last beside the next part's attention."""
+    gradients handed on from rank to rank in fp32, each but the last beside the next part's attention. Compiled, each exchange is waited
+    for where it is called (distributed/_functional_collectives.py, _maybe_wrap_tensor), and nothing moves that (inductor's
+    reorder_for_compute_comm_overlap is off)."""
     whole = context.cp * _keys_and_values(context)
-    gather = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind="attention")
     handed = dtypes.size_bytes(whole, "fp32") // dtypes.size_bytes(1, context.compute)
-    gradients = Exchange(kind="reduce_scatter", axis="cp", payload_bytes=handed, behind="attention", pieces=context.cp)
+    behind, pieces = ("", 1) if context.compile else ("attention", context.cp)
+    gather = Exchange(kind="all_gather", axis="cp", payload_bytes=whole, behind=behind)
+    gradients = Exchange(kind="reduce_scatter", axis="cp", payload_bytes=handed, behind=behind, pieces=pieces)
     return (gather,), (gather, gradients)
 
 
