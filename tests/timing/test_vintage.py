@@ -5,7 +5,7 @@ import pytest
 from ullage.calibration.matmul import early_library
 from ullage.hardware.catalogue import device
 from ullage.timing.machine import matmul_s
-from ullage.timing.vintage import cuda_of, of_2021, of_2023
+from ullage.timing.vintage import cuda_of, of_2021, of_2022, of_2023
 from ullage.timing.work import Matmul
 
 MPT = {"norm_type": "low_precision_layernorm"}
@@ -13,8 +13,10 @@ MPT = {"norm_type": "low_precision_layernorm"}
 
 def test_what_is_told_by_an_options_name() -> None:
     assert [of_2021(one) for one in ({"DDP_impl": "local"}, {})] == [True, False]
+    assert [of_2022(one) for one in ({"checkpoint_activations": True}, {})] == [True, False]
     assert [of_2023(one) for one in (MPT, {"norm_type": "rmsnorm"})] == [True, False]
     assert cuda_of({}) == ""
+    assert cuda_of({"checkpoint_activations": True}) == "11.6"
     assert cuda_of(MPT | {"mixed_precision": "PURE"}) == "11.7"
     assert cuda_of(MPT | {"mixed_precision": "DEFAULT"}) == "12.1"
 

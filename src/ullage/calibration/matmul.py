@@ -75,9 +75,10 @@ def grouped_matmul_efficiency(
 
 
 @functools.cache
-def misaligned(dtype: str) -> Value:
-    """What a batched matmul keeps of its rate where rows do not start at multiples of 16 bytes."""
-    row = table("matmul")["misaligned"]
+def misaligned(dtype: str, cuda: str = "") -> Value:
+    """What a batched matmul keeps of its rate where rows do not start at multiples of 16 bytes. cuda: whose cuBLAS; "" a recent one."""
+    rows = table("matmul")["misaligned"]
+    row = rows.get(cuda, rows)
     return efficiency(row.get(dtype, row["any"]), "default", row["source"])
 
 

@@ -79,7 +79,7 @@ def multiplied_s(
         share = grouped_matmul_efficiency(device, dtype, groups, m, n, k, accumulate, streams)
     else:
         share = matmul_efficiency(device, dtype, m, n, k, accumulate)
-    kept = share.value if aligned else share.value * misaligned(dtype).value
+    kept = share.value if aligned else share.value * misaligned(dtype, cuda).value
     if by_rows:
         kept *= rowwise(m, n, k).value
     if cuda:

@@ -245,6 +245,7 @@ def _unfused(queries: int, keys: int, context: Context) -> tuple[Matmul, Matmul]
 
     def matmul(n: int, k: int) -> Matmul:
         aligned = all(dtypes.bits(context.compute) * size % 128 == 0 for size in (n, k))
-        return Matmul(m=queries, n=n, k=k, dtype=context.compute, groups=groups, aligned=aligned)
+        cuda = cuda_of(context.options)
+        return Matmul(m=queries, n=n, k=k, dtype=context.compute, groups=groups, aligned=aligned, cuda=cuda)
 
     return matmul(keys, context.size("head_dim")), matmul(context.size("v_head_dim"), keys)
