@@ -169,6 +169,36 @@ def test_heads_of_no_multiple_of_16_bytes_are_multiplied_slowly(
         assert matmul_s(job.cluster.device, one) * kept == pytest.approx(matmul_s(job.cluster.device, aligned))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "scores", "softmax"),
+    [("gpt", (0, 2), (1.5, 2)), ("gpt_alibi", (2, 2), (1.5, 2)), ("megatron_bert", (0, 2), (2, 3))],
+)
+def test_unfused_attention_moves_what_its_matmuls_do_not(
+    model_type: str, scores: tuple[int, int], softmax: tuple[float, float]
+) -> None:
+    """In squares of scores, of 16 bits: baddbmm reads no first argument but ALiBi's (beta is 0), which it copies first; a causal softmax
+    reads half of the square. What is as large as q or the output is a product with the scale, and a copy among the heads."""
+    shape = {
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 1,
+        "vocab_size": 50304,
+        "intermediate_size": 4096,
+    }
+    position = {"position": "alibi"} if model_type == "gpt_alibi" else {}
+    model = {"model_type": model_type.removesuffix("_alibi"), "max_position_embeddings": 2048, **shape, **position}
+    *_, found = works(model=model, attention="eager", data={"seq_len": 2048, "micro_batch": 2})
+    square, stream = 2 * 8 * 2048 * 2048 * 2, 2 * 2048 * 1024 * 2
+
+    def moved(name: str) -> tuple[int, int]:
+        (one,) = (one for one in found if one.name == name and one.forward.traffic)
+        return one.forward.traffic[0].bytes, sum(part.bytes for part in one.backward.traffic)
+
+    assert moved("attention_scores") == (scores[0] * square, scores[1] * 2 * stream)
+    assert moved("softmax") == (softmax[0] * square, softmax[1] * square)
+    assert moved("attention") == (2 * stream, 2 * stream)
+
+
 @pytest.mark.parametrize(("version", "heads"), [("2024-12-26", 32), ("2026-03-01", 8)])
 def test_torchs_ring(version: str, heads: int) -> None:
     """Keys and values gathered once, with as many heads as attention is given; their gradients handed on in fp32 (_attention.py)."""

@@ -81,11 +81,18 @@ def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
 
 
 def _unfused(op: Op, context: Context) -> list[Step]:
-    """Scores and probabilities as whole s x s matrices (TE UnfusedDotProductAttention, Megatron DotProductAttention)."""
+    """Scores and probabilities as whole s x s matrices (TE UnfusedDotProductAttention, Megatron DotProductAttention).
+
+    moves: the two batched matmuls read and write for themselves. ALiBi is copied into their first argument, for each query, and read by the
+    first; q and k take a product with the scale in the backward, the output is copied to its place among the heads. A causal softmax
+    reads the triangle alone and writes all of the square, in the backward in place (fused_kernels/scaled_upper_triang_masked_softmax.h).
+    """
     q, k, v = op.inputs
     scores = context.buffer(f"{op.name}_scores", (BATCH, "heads", SEQ, SEQ), what="attention scores")
     probs = context.buffer(f"{op.name}.probs", (BATCH, "heads", SEQ, SEQ), what="attention probabilities")
     output = context.tensor(op.outputs[0], "attention output")
+    read = 0.5 if op.attrs.get("causal") else 1.0
+    scaled = 2 * sum(context.buffer("q", (BATCH, SEQ, heads, "head_dim")).bytes for heads in ("heads", "kv_heads"))
     steps = [
         Step(
             name=scores.name,
@@ -94,6 +101,7 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             saves=(q, k),
             # the local layers take it from the global buffer, which the engine counts
             scratch=() if context.option("transformer_impl") == "local" else (scores_input(context),),
+            moves=(2 * scores.bytes if op.attrs.get("alibi") else 0, scaled),
             module="core_attn",
         ),
         Step(
@@ -102,6 +110,7 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             writes=(probs,),
             saves=(probs.name,),
             passes=(scores.name,),
+            moves=(round((read + 1) * probs.bytes), round((2 * read + 1) * probs.bytes)),
             module="core_attn",
         ),
     ]
@@ -121,7 +130,16 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             )
         )
         source = dropped.name
-    steps.append(Step(name=op.name, reads=(source, v), writes=(output,), saves=(source, v), module="core_attn"))
+    steps.append(
+        Step(
+            name=op.name,
+            reads=(source, v),
+            writes=(output,),
+            saves=(source, v),
+            moves=(2 * output.bytes, 2 * output.bytes),
+            module="core_attn",
+        )
+    )
     return steps
 
 
