@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ IMPLS = (
     "flex",
     "fused",
 )
-KINDS: tuple[MemoryKind, ...] = ("pointwise", "norm", "softmax", "cross_entropy", "optimizer", "permute", "copy")
+KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,7 +8,10 @@ from typing import Literal
 from ullage.calibration.store import Value, efficiency, speaker, table
 from ullage.hardware.cluster import Device
 
-MemoryKind = Literal["pointwise", "norm", "softmax", "cross_entropy", "optimizer", "permute", "copy"]
+MemoryKind = Literal[
+    "pointwise", "norm", "early_norm", "early_norm_backward", "softmax", "cross_entropy", "optimizer", "permute", "copy"
+]
+"""early_norm: of apex and Megatron until 2021-10."""
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block
+from ullage.timing.vintage import norms_early
 from ullage.timing.work import OpWork, Pass, Traffic
 
 
@@ -14,7 +15,7 @@ def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str]
     """Everything of a block that is no matmul, no fused attention and nothing on a wire. named: steps that are."""
     sizes = _sizes(block, steps, context)
     for step in _pointwise(steps, named, context):
-        yield _kernel(step, sizes)
+        yield _kernel(step, sizes, context)
     yield from _views(steps, sizes)
     yield from _accumulations(steps, sizes)
 
@@ -63,16 +64,20 @@ _KINDS: tuple[tuple[str, MemoryKind], ...] = (
 )
 
 
-def _kind(step: Step) -> MemoryKind:
-    return next((kind for word, kind in _KINDS if word in step.name), "pointwise")
+def _kinds(step: Step, context: Context) -> tuple[MemoryKind, MemoryKind]:
+    """Of the forward and the backward."""
+    kind: MemoryKind = next((kind for word, kind in _KINDS if word in step.name), "pointwise")
+    if kind == "norm" and context.stack == "megatron" and norms_early(context.options):
+        return "early_norm", "early_norm_backward"
+    return kind, kind
 
 
-def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
+def _kernel(step: Step, sizes: dict[str, int], context: Context) -> OpWork:
     """Forward: reads what it takes, writes what it makes. Backward: reads what it saved and the gradient, writes the inputs'.
 
     A tensor that lives for the moment of the step alone is what one of its kernels writes and another reads.
     """
-    kind = _kind(step)
+    kind, kind_back = _kinds(step, context)
     read = sum(sizes.get(name, 0) for name in step.reads)
     written = sum(buffer.bytes for buffer in step.writes)
     made = step.writes[0].bytes if step.writes else 0
@@ -86,7 +91,7 @@ def _kernel(step: Step, sizes: dict[str, int]) -> OpWork:
         name=step.name,
         module=step.module,
         forward=Pass(traffic=(Traffic(bytes=forward, kind=kind),)),
-        backward=Pass(traffic=(Traffic(bytes=back, kind=kind),) if back else ()),
+        backward=Pass(traffic=(Traffic(bytes=back, kind=kind_back),) if back else ()),
     )
 
 

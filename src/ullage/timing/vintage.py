@@ -17,6 +17,12 @@ def of_2022(options: Mapping[str, object]) -> bool:
     return "checkpoint_activations" in options
 
 
+def norms_early(options: Mapping[str, object]) -> bool:
+    """Whether norms are those from before Megatron's persistent kernel (NVIDIA/Megatron-LM@a2fdcdf, 2021-10), which forks of before did
+    not take."""
+    return of_2021(options) or of_2022(options)
+
+
 def of_2023(options: Mapping[str, object]) -> bool:
     """MPT as its benchmarks ran it, with attn_impl triton (llm-foundry@5e85bd6 scripts/train/benchmarking/submit_benchmarks.py, which sets
     this norm)."""
