@@ -105,6 +105,18 @@ def test_attention_of_blackwell(head_dim: int, seq: int, heads: int, backward: b
     assert found.value == pytest.approx(share, rel=0.10)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "of"),
+    [
+        ("A100-SXM-80GB", "pointwise", "llm.c"), ("A100-SXM-80GB", "cross_entropy", "a100_pcie.json"),
+        ("GB200-192GB", "copy", "ml-engineering"), ("GB200-192GB", "pointwise", "b200_bf16_ceperm.json"),
+        ("H100-SXM-80GB", "pointwise", "aiconfigurator"), ("MI300X-192GB", "permute", "b200_bf16_ceperm.json"),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_of_a_device_is_taken_from_its_architecture(name: str, kind: MemoryKind, of: str) -> None:
+    assert of in memory_efficiency(device(name), kind).source
+
+
 @pytest.mark.parametrize("name", devices())
 def test_memory_and_host(name: str) -> None:
     gpu = device(name)

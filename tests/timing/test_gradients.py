@@ -79,5 +79,5 @@ def test_the_native_loss_moves_its_logits_many_times() -> None:
         dict(step_time(job(loss=loss)).parts)["memory"] for loss in ("vocab-parallel", "vocab-parallel-fused")
     )
     logits = 2048 * 128256 // 8 * 4  # of all micro-batches, on one rank
-    saved = (38 + 14 - 26 - 6) * logits / (2.039e12 * 0.5)
+    saved = (38 + 14 - 26 - 6) * logits / (2.039e12 * 0.67)  # the share of an A100 by PCIe
     assert native - fused == pytest.approx(saved, rel=0.05)

@@ -6,6 +6,7 @@ import functools
 from typing import Literal
 
 from ullage.calibration.store import Value, efficiency, speaker, table
+from ullage.hardware.catalogue import device as catalogued
 from ullage.hardware.cluster import Device
 
 MemoryKind = Literal[
@@ -21,8 +22,14 @@ def memory_efficiency(device: Device, kind: MemoryKind) -> Value:
     name, provenance = speaker("memory", device)
     row = data["devices"][name].get(kind)
     if row is None:
-        row, provenance = data["any"][kind], "default"
+        akin = (rows[kind] for one, rows in data["devices"].items() if kind in rows and _akin(one, device))
+        row, provenance = next(akin, data["any"][kind]), "default"
     return efficiency(row["share"], provenance, row["source"])
+
+
+def _akin(name: str, device: Device) -> bool:
+    """Whether two devices are of one architecture."""
+    return bool(device.architecture) and catalogued(name).architecture == device.architecture
 
 
 @functools.cache
