@@ -111,6 +111,21 @@ def test_an_accumulating_matmul_of_few_rows_is_bound_by_memory() -> None:
     assert seconds >= 4096 * 7168 * 8 / gpu.memory_bytes_per_s
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tflops"),
+    [
+        (57344, 8192, 4096, 1020.6),
+        (28672, 8192, 4096, 1020.4),
+        (8192, 28672, 4096, 1033.7),
+        (128256, 8192, 4096, 1023.2),
+    ],
+)
+def test_gradients_of_large_weights_on_blackwell(m: int, n: int, k: int, tflops: float) -> None:
+    """Added into fp32 (MooreThreads/SimuMax@4dcaae5 configs/system/b200_bf16_ceperm.json, layout NT, out_dtype fp32)."""
+    gpu = device("B200-SXM-180GB")
+    assert 2 * m * n * k / seconds(gpu, m, n, k, accumulate=True) == pytest.approx(tflops * 1e12, rel=0.02)
+
+
 @pytest.mark.parametrize(("dtype", "milliseconds"), [("bf16", 14.426), ("fp8", 7.993)])
 def test_a_feed_forward_of_metas_h100(dtype: str, milliseconds: float) -> None:
     """Forward and backward matmuls of a Llama 8B's MLP, 8,192 rows (meta-pytorch/float8_experimental#298, profile_linear_float8.py)."""
