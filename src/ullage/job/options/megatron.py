@@ -16,6 +16,7 @@ OPTIONS: tuple[Option, ...] = table(
                 grad_reduce_in_bf16 gradient_accumulation_fusion
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
+                create_attention_mask_in_dataloader
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
                 moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu""",
             TEXT: """
@@ -46,7 +47,7 @@ OPTIONS: tuple[Option, ...] = table(
                 fp32_residual_connection untie_embeddings_and_output_weights apply_residual_connection_post_layernorm
                 mla_down_proj_fusion fused_single_qkv_rope
                 memory_efficient_layer_norm persist_layer_norm
-                create_attention_mask_in_dataloader reset_attention_mask variable_seq_lengths
+                reset_attention_mask variable_seq_lengths
                 defer_embedding_wgrad_compute account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
                 batch_p2p_comm overlap_p2p_comm overlap_p2p_communication overlap_p2p_communication_warmup_flush
                 fp16_lm_cross_entropy reduce_scatter_with_fp32_accumulation
