@@ -229,6 +229,44 @@ def test_host_memory_under_offload(stage: int, params: str, bytes_per_parameter:
     assert steady(found) < 3  # weights or shards, and a bucket
 
 
+@pytest.mark.parametrize(
+    ("stage", "grads", "bytes_per_parameter"),
+    [(1, "bf16", 2), (2, "bf16", 2), (3, "bf16", 2), (1, "fp32", 0)],
+    ids=["stage 1", "stage 2", "stage 3", "BF16_Optimizer"],
+)
+def test_until_0_13_1_moments_were_made_by_a_step_on_zeros_before_the_first_forward(
+    stage: int, grads: str, bytes_per_parameter: float
+) -> None:
+    """Its fp32 gradients are the partition's, P / 2 x 4 B, gone with it; BF16_Optimizer has them anyway."""
+
+    def found(version: str) -> Account:
+        return run(stage, grads=grads, impl="fused", deepspeed_version=version)
+
+    old, new = found("0.13.1"), found("0.13.2")
+    assert not old.late
+    assert old.loading.delta_bytes == old.static_bytes
+    assert (old.loading.peak_bytes - old.static_bytes) / P == pytest.approx(bytes_per_parameter, abs=0.001)
+    assert {item.what for item in new.late} >= {"exp_avg", "exp_avg_sq"}
+    assert new.loading.delta_bytes == new.static_bytes - sum(item.bytes for item in new.late)
+    assert old.program.peak_bytes == new.program.peak_bytes
+
+
+@pytest.mark.parametrize(("impl", "bytes_per_parameter"), [("fused", 4), ("foreach", 10)])
+def test_without_zero_moments_are_made_by_a_step_on_zeros_still(impl: str, bytes_per_parameter: float) -> None:
+    """FP16_Optimizer on fp32 gradients; FP16_UnfusedOptimizer on 16-bit ones beside, with what a foreach step makes (4 B)."""
+    found = run(0, impl=impl)
+    assert not found.late
+    assert found.loading.delta_bytes == found.static_bytes
+    assert (found.loading.peak_bytes - found.static_bytes) / P == pytest.approx(bytes_per_parameter, abs=0.001)
+
+
+def test_the_modules_own_parameters_are_gone_once_they_are_flat() -> None:
+    found = run(1, grads="fp32")  # BF16_Optimizer
+    assert found.loading.peak_bytes == found.loading.delta_bytes
+    loads = [child.delta_bytes / P for child in run(0).loading.children]  # type: ignore[attr-defined]
+    assert loads[:5] == pytest.approx([2, 2, 2, -2, -2])  # FP16_Optimizer flattens copies of them
+
+
 def test_more_ranks_never_hold_more() -> None:
     for stage in (1, 2, 3):
         sizes = [steady(run(stage, dp=dp, **THREE)) for dp in (1, 2, 4, 8)]

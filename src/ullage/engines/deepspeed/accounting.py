@@ -5,6 +5,7 @@ Source: runtime/engine.py (_configure_optimizer, _do_optimizer_sanity_check, get
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 from ullage.engines.base import Account, context_of, sized
@@ -17,7 +18,7 @@ from ullage.engines.deepspeed.passes import pipeline_buffers
 from ullage.engines.recompute import stops_early
 from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
-from ullage.memory.program import Node, Sequence, alloc, free
+from ullage.memory.program import EMPTY, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -36,26 +37,34 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     kept = wrapper.static(job, held, knobs)
     moments = wrapper.moments(job, held, knobs)
     step: Node = wrapper.step(job, graph, rank, held, knobs, replayer)
-    static = [*states.beside_the_model(job), *pipeline_buffers(job, rank, context), *kept, *moments]
-    late = tuple(item for item, count in moments if count == 1)
+    early = [*states.beside_the_model(job), *pipeline_buffers(job, rank, context), *kept]
+    opening: Node = EMPTY
+    if knobs.opening_step and moments:
+        zeros = wrapper.zero_gradients(job, held, knobs)
+        opening = states.opening_step(job, knobs, wrapper.stepped_sizes(held, knobs), zeros, moments)
     return Account(
-        static=tuple((item, count) for item, count in static if item.bytes),
+        static=tuple((item, count) for item, count in (*early, *moments) if item.bytes),
         step=step,
-        late=late,
-        load=_load(job, held, knobs, [one for one in static if one[0] not in set(late)]),
+        late=() if knobs.opening_step else tuple(item for item, _ in moments),
+        load=_load(job, held, knobs, early, opening),
         groups=_groups(job),
         eager=knobs.version <= FORK_OF_2022,
         host_bytes=offload.host_bytes(job, held, knobs),
     )
 
 
-def _load(job: Job, held: Held, knobs: Knobs, static: states.Static) -> Node | None:
+def _load(job: Job, held: Held, knobs: Knobs, kept: states.Static, opening: Node) -> Node:
     """Modules make their parameters one by one; the flat groups replace them. Until 0.16.9 stages 1 and 2 flattened on the host."""
     on_device = knobs.bf16_optimizer or job.engine.zero_stage == 0 or knobs.version >= FLATTENS_ON_DEVICE
+    made = [(item, alloc(item, count)) for item, count in kept if item.bytes]
     if job.precision.params == "fp32" or job.engine.zero_stage == 3 or not on_device or not held.trainable:
-        return None
-    loose = sized("parameters", "parameters of the modules", held.trainable, job.precision.params, pieces=held.numels)
-    return Sequence([alloc(loose), *(alloc(item, count) for item, count in static if item.bytes), free(loose)], "load")
+        return Sequence([*(node for _, node in made), opening], "load")
+    loose = [sized("parameters", "parameters of the modules", held.trainable, job.precision.params, pieces=held.numels)]
+    if job.engine.zero_stage == 0 and not knobs.bf16_optimizer:  # FP16_Optimizer makes flat groups of copies
+        loose.append(replace(loose[0], what="copies of the modules' parameters"))
+    flat = [node for item, node in made if item.category == "parameters"]
+    beside = [node for item, node in made if item.category != "parameters"]
+    return Sequence([*map(alloc, loose), *flat, *map(free, loose), *beside, opening], "load")
 
 
 def _checkpointed_together(job: Job) -> int:

@@ -19,7 +19,7 @@ from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import Element, Replayer, Wrap
-from ullage.memory.program import Node, Sequence
+from ullage.memory.program import Item, Node, Sequence
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -28,15 +28,25 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
     found = states.flat_weights(job, held)
     for name, flat in held.flats:
         found += [
-            (sized("gradients", f"fp32 gradients ({name})", flat.padded, "fp32", why="never sharded"), 1),
             (sized("optimizer", f"master partition ({name})", flat.padded, "fp32", shards=flat.shards), 1),
+            (sized("gradients", f"fp32 gradients ({name})", flat.padded, "fp32", why="never sharded"), 1),
         ]
     return found
 
 
+def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
+    """Elements of the flat tensors that the optimizer steps."""
+    return [flat.partition for _, flat in held.flats]
+
+
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     """Adam's moments and their like: made by the first step."""
-    return states.moments(job, knobs, states.stepped([flat.partition for _, flat in held.flats], knobs))
+    return states.moments(job, knobs, states.stepped(stepped_sizes(held, knobs), knobs))
+
+
+def zero_gradients(job: Job, held: Held, knobs: Knobs) -> list[Item]:
+    """The opening step steps on its part of the fp32 gradients, which are there already."""
+    return []
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
@@ -58,8 +68,7 @@ def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer:
             why="one flat tensor",
         )
         reduce = states.pulse(whole, "gradient reduction")
-    sizes = [flat.partition for _, flat in held.flats]
-    return Sequence([before, passes, reduce, states.optimizer_step(job, knobs, sizes), after])
+    return Sequence([before, passes, reduce, states.optimizer_step(job, knobs, stepped_sizes(held, knobs)), after])
 
 
 def _backward(

@@ -31,6 +31,7 @@ _CONTIGUOUS_STAGE_1 = (0, 7, 0)
 _LP_GRADS_ZEROED = (0, 9, 0)
 _OVERFLOW_BY_AMAX = (0, 17, 0)
 _STAGE_0_BF16_UNSHARDED = (0, 17, 0)
+_NO_OPENING_STEP = (0, 13, 2)
 FLATTENS_ON_DEVICE = (0, 17, 0)
 
 
@@ -38,6 +39,8 @@ FLATTENS_ON_DEVICE = (0, 17, 0)
 class Knobs:
     """Sizes are elements, as DeepSpeed counts them. master, state, grads, reduce: element types.
 
+    opening_step: whether the optimizer steps on zeros when it is made, so that its moments come before any activation
+    (initialize_optimizer_states; FP16_Optimizer still does).
     stage1_buckets: whether stage 1 reduces through a contiguous bucket (before, it flattened a copy of each bucket).
     keeps_lp_grads: BF16_Optimizer zeroes the 16-bit gradients instead of dropping them before the next backward.
     overflow_bytes: bytes of temporaries for each element of the largest slice that is checked for inf and nan.
@@ -61,6 +64,7 @@ class Knobs:
     state: str
     grads: str
     reduce: str
+    opening_step: bool
     stage1_buckets: bool
     keeps_lp_grads: bool
     overflow_bytes: int
@@ -84,6 +88,7 @@ def knobs(job: Job, graph: Graph) -> Knobs:
     half = job.precision.params != "fp32"
     low = options.get("bf16_master_weights_and_grads", options.get("fp16_master_weights_and_grads")) is True
     low = low or options.get("fp16_master_weights_and_gradients") is True
+    bf16_optimizer = _uses_bf16_optimizer(job, version)
     states_follow = low and options.get("bf16_optimizer_states") is True
     reduce = job.precision.reduce
     if options.get("communication_data_type") is None and dtypes.bits(reduce) > dtypes.bits(job.precision.params):
@@ -103,12 +108,13 @@ def knobs(job: Job, graph: Graph) -> Knobs:
         hpz=count("zero_hpz_partition_size", 1, 1),
         contiguous_gradients=_flag(job, "contiguous_gradients", True),
         round_robin=_flag(job, "round_robin_gradients", False),
-        bf16_optimizer=_uses_bf16_optimizer(job, version),
+        bf16_optimizer=bf16_optimizer,
         immediate_grad_update=_flag(job, "immediate_grad_update", False),
         master=job.precision.params if low and half else (job.precision.master or job.precision.params),
         state=job.precision.params if states_follow else job.optimizer.state,
         grads=job.precision.params if low and half else job.precision.grads,
         reduce=reduce,
+        opening_step=half if stage == 0 and not bf16_optimizer else version < _NO_OPENING_STEP,
         stage1_buckets=version >= _CONTIGUOUS_STAGE_1,
         keeps_lp_grads=version >= _LP_GRADS_ZEROED,
         overflow_bytes=_overflow_bytes(version),

@@ -15,7 +15,7 @@ from ullage.engines.deepspeed.passes import Passes, plain_forward
 from ullage.engines.deepspeed.states import Static
 from ullage.job.job import Job
 from ullage.memory.chunk import Replayer
-from ullage.memory.program import Node, Sequence, alloc, free
+from ullage.memory.program import Item, Node, Sequence, alloc, free
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
@@ -28,9 +28,20 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
     return found
 
 
+def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
+    """Elements of the flat tensors that the optimizer steps."""
+    return [flat.total for _, flat in held.flats]
+
+
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     """Adam's moments and their like: made by the first step."""
-    return states.moments(job, knobs, states.stepped([flat.total for _, flat in held.flats], knobs))
+    return states.moments(job, knobs, states.stepped(stepped_sizes(held, knobs), knobs))
+
+
+def zero_gradients(job: Job, held: Held, knobs: Knobs) -> list[Item]:
+    """What the opening step steps on; FP16_UnfusedOptimizer makes 16-bit ones of the weights too."""
+    fp32 = states.zeros(held.trainable, "fp32")
+    return [fp32] if job.optimizer.impl == "fused" else [states.zeros(held.trainable, job.precision.params), fp32]
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
@@ -60,6 +71,6 @@ def _optimizer(job: Job, held: Held, knobs: Knobs, free_grads: Node) -> list[Nod
     flat = states.transient("flattened fp32 gradients", held.trainable, "fp32", "optimizer step")
     return [
         Sequence([alloc(copies), alloc(flat), free(copies), free_grads], "gradients into fp32"),
-        states.optimizer_step(job, knobs, [one.total for _, one in held.flats]),
+        states.optimizer_step(job, knobs, stepped_sizes(held, knobs)),
         free(flat),
     ]

@@ -39,11 +39,21 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
     return found
 
 
+def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
+    """Elements of the flat tensors that the optimizer steps."""
+    return [flat.partition for _, flat in held.flats]
+
+
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     """Adam's moments and their like: made by the first step."""
     if job.offload.optimizer != "none":
         return []
-    return states.moments(job, knobs, states.stepped([flat.partition for _, flat in held.flats], knobs))
+    return states.moments(job, knobs, states.stepped(stepped_sizes(held, knobs), knobs))
+
+
+def zero_gradients(job: Job, held: Held, knobs: Knobs) -> list[Item]:
+    """What the opening step steps on."""
+    return [states.zeros(held.partition, knobs.master)]
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
@@ -286,7 +296,7 @@ def _flattened_reduction(one: Owner, items: tuple[tuple[Item, int], ...]) -> lis
 
 def _step(one: Owner, free_own: Node) -> list[Node]:
     """Norm and overflow check on 16-bit slices; own gradients flattened, cast to fp32, then the optimizer on the flat partition."""
-    sizes = [flat.partition for _, flat in one.held.flats]
+    sizes = stepped_sizes(one.held, one.knobs)
     if one.offloads:
         return [Sequence([free_own], "optimizer step on the host")]
     checks = [states.overflow_check(one.largest_slice, one.knobs), states.norm_of_one_slice(one.largest_slice, "fp64")]

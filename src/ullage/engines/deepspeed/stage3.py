@@ -67,11 +67,21 @@ def _between_steps(job: Job, held: Held, knobs: Knobs) -> tuple[Item, ...]:
     return tuple(found)
 
 
+def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
+    """Elements of the flat tensors that the optimizer steps."""
+    return _sub_groups(shard_numel(held), knobs)
+
+
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     """Adam's moments and their like: made by the first step."""
     if job.offload.optimizer != "none":
         return []
-    return states.moments(job, knobs, states.stepped(_sub_groups(shard_numel(held), knobs), knobs))
+    return states.moments(job, knobs, states.stepped(stepped_sizes(held, knobs), knobs))
+
+
+def zero_gradients(job: Job, held: Held, knobs: Knobs) -> list[Item]:
+    """What the opening step steps on, one sub-group after another."""
+    return [states.zeros(max(stepped_sizes(held, knobs), default=0), knobs.master)]
 
 
 def _sub_groups(share: int, knobs: Knobs) -> list[int]:

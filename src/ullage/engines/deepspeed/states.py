@@ -61,6 +61,17 @@ def transient(what: str, numel: int, dtype: str, lives: str, why: str = "") -> I
     return sized("transient", what, numel, dtype, lives=lives, why=why)
 
 
+def zeros(numel: int, dtype: str) -> Item:
+    return transient("zero gradients", numel, dtype, "the opening step")
+
+
+def opening_step(job: Job, knobs: Knobs, sizes: list[int], gradients: list[Item], moments: Static) -> Node:
+    """The optimizer steps on zeros when its wrapper is made, and its moments stay (initialize_optimizer_states)."""
+    made = [alloc(item, count) for item, count in moments]
+    stepped = optimizer_step(job, knobs, sizes)
+    return Sequence([*(alloc(one) for one in gradients), *made, stepped, *(free(one) for one in gradients)])
+
+
 def norm_of_one_slice(elements: int, dtype: str) -> Node:
     """The norm is taken in double precision, one gradient slice after another (get_norm_dtype, runtime/utils.py)."""
     return pulse(
