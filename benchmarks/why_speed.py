@@ -47,7 +47,8 @@ def main() -> None:
         for case in cases:
             if "job" in case:
                 job.write_text(json.dumps(case["job"]), encoding="utf-8")
-                found[case["id"]] = least_s(messages.get(case["id"], BARE), "--job", str(job))
+                message = case.get("message") or messages.get(case["id"], BARE)
+                found[case["id"]] = least_s(message, "--job", str(job))
     ranked = sorted(found.items(), key=lambda entry: entry[1])
     for name, took in ranked:
         print(f"  {name:<24} {1000 * took:7.0f} ms")

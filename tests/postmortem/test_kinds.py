@@ -121,6 +121,13 @@ def test_quantised_weights_under_zero_3() -> None:
     assert "replica-not-shard" not in kinds(OOM, job)
 
 
+def test_a_frozen_base_that_is_loaded_whole() -> None:
+    """Llama-3-70B in 4 bits: 9 GiB a card once FSDP shares it among four, 37 GiB before that."""
+    job = {**ON_NODE, "model": "llama-3-70b", "cluster": "4xRTX-3090-24GB", "lora": {"rank": 8, "base": "nf4"}}
+    assert first(OOM, job) == "load"
+    assert "load" not in kinds(OOM, {**job, "cluster": "4xA100-SXM-80GB"})
+
+
 CUT = {**ON_NODE, "model": "qwen2.5-7b", "layout": {"cp": 8, "dp": 1}, "recompute": "full", "data": {"seq_len": 65536}}
 
 

@@ -196,6 +196,20 @@ def test_files_gzip_and_folders(tmp_path: Path) -> None:
         read_input(str(tmp_path / "missing.log"))
 
 
+@pytest.mark.parametrize("word", ["Killed", "OOMKilled"])
+def test_one_word_that_tells_of_a_failure_is_no_path(word: str) -> None:
+    assert read_input(word).recognised == "host-oom"
+    with pytest.raises(InvalidInput, match="is no file"):
+        read_input(f"{word}.log")
+
+
+def test_settings_beside_logs_speak_of_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "oom.txt").write_text(OOM)
+    assert read_input(str(tmp_path)).hints == ()
+    (tmp_path / "grpo.yaml").write_text("use_vllm: true\nvllm_gpu_memory_utilization: 0.8\n")
+    assert [one.kind for one in read_input(str(tmp_path)).hints] == ["foreign-process"]
+
+
 def test_a_memory_summary() -> None:
     text = """\
 |===========================================================================|

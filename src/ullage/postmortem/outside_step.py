@@ -23,11 +23,17 @@ def base_bytes(job: Job, rank: Rank) -> int:
     ZeRO-3 leaves bitsandbytes' 4- and 8-bit weights as they are; FSDP shards them (bnb_4bit_quant_storage).
     """
     assert job.lora is not None
-    whole = int(rank.numel() * _BASE_BITS[job.lora.base] / 8)
     sharded = job.engine.name in ("fsdp1", "fsdp2") or (
         job.engine.name == "deepspeed" and job.engine.zero_stage == 3 and job.lora.base == "bf16"
     )
+    whole = whole_base_bytes(job, rank)
     return whole // (job.engine.shard_group or job.layout.dp) if sharded else whole
+
+
+def whole_base_bytes(job: Job, rank: Rank) -> int:
+    """Frozen weights of a LoRA job as they are before any engine shards them."""
+    assert job.lora is not None
+    return int(rank.numel() * _BASE_BITS[job.lora.base] / 8)
 
 
 def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capacity: int) -> Iterator[Reason]:

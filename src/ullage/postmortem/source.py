@@ -1,4 +1,4 @@
-"""INPUT of ``why``: a message, a file (a log, gzip too, a summary, a snapshot), a folder of ranks' logs, or standard input."""
+"""INPUT of ``why``: a message, a file (a log, gzip too, a summary, a snapshot), a folder of ranks' logs and settings, or standard input."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from ullage.errors import InvalidInput
 from ullage.memory.allocator_blocks import segment_bytes
 from ullage.postmortem.evidence import Block, Event, Evidence
+from ullage.postmortem.hints import seen
 from ullage.postmortem.log import joined, read_log
 from ullage.postmortem.messages import Numbers, numbers_of
-from ullage.postmortem.signs import Recognised
+from ullage.postmortem.signs import Recognised, sign_of
 from ullage.postmortem.summary_text import HEAD, read_summary
 from ullage.postmortem.tracebacks import Called
 from ullage.units import MIB
@@ -27,6 +28,8 @@ _GZIP = b"\x1f\x8b"
 _PICKLE = b"\x80"
 _HEAD_BYTES = MIB
 _MOST_FILES = 4096
+_SETTINGS = (".yaml", ".yml", ".toml", ".json", ".sh")
+"""Read for what they say of the cause (``hints.py``), up to a piece; a job is read by --config."""
 _LOGS = (".log", ".txt", ".out", ".err", ".gz", ".stdout", ".stderr")
 
 Progress = Callable[[int, int | None], None]
@@ -68,8 +71,9 @@ def _of_standard_input(stream: BinaryIO, progress: Progress | None) -> Evidence:
 
 
 def _is_a_path(given: str) -> bool:
-    """A text of one word is meant as a path."""
-    return bool(given) and not any(letter.isspace() for letter in given)
+    """A text of one word is meant as a path, unless it is one that tells of a failure ("Killed", "OOMKilled")."""
+    word = bool(given) and not any(letter.isspace() for letter in given)
+    return word and ("/" in given or "." in given or sign_of(given) is None)
 
 
 def _of_file(path: Path, progress: Progress | None) -> Evidence:
@@ -130,8 +134,9 @@ def _with_message(summary: Evidence, text: str) -> Evidence:
 
 
 def _of_folder(path: Path, progress: Progress | None) -> Evidence:
-    """The logs of many ranks: the heaviest failure of all, the ranks of any."""
-    files = sorted(one for one in path.rglob("*") if one.suffix in _LOGS and one.is_file())[:_MOST_FILES]
+    """The logs of many ranks: the heaviest failure of all, the ranks of any, the hints of these and of the settings beside them."""
+    every = [one for one in path.rglob("*") if one.suffix in _LOGS + _SETTINGS and one.is_file()]
+    files = sorted(one for one in every if one.suffix in _LOGS)[:_MOST_FILES]
     if not files:
         raise InvalidInput("holds no logs", key="INPUT", value=str(path), allowed=f"files named *{', *'.join(_LOGS)}")
     found = [_of_file(file, progress) for file in files]
@@ -140,6 +145,11 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
     for one in found:
         failures.update(dict(one.failures))
     ranks = {rank for one in found for rank in one.ranks}
+    hints = {hint for one in found for hint in one.hints}
+    for file in sorted(one for one in every if one.suffix in _SETTINGS)[:_MOST_FILES]:
+        with file.open("rb") as stream:
+            text = stream.read(_HEAD_BYTES).lower()
+        seen(text, 0, len(text), hints)
     return Evidence(
         source=best.source,
         event=best.event,
@@ -149,7 +159,7 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
         split_bytes=best.split_bytes,
         blocks=best.blocks,
         highest=best.highest,
-        hints=tuple(sorted({hint for one in found for hint in one.hints})),
+        hints=tuple(sorted(hints)),
     )
 
 
