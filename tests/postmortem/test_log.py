@@ -14,6 +14,8 @@ from ullage.errors import InvalidInput
 from ullage.postmortem.log import PIECE_BYTES, read_log
 from ullage.postmortem.source import read_input
 from ullage.postmortem.why import advised, why
+from ullage.report.console import plain
+from ullage.report.why import why_report
 from ullage.units import GIB, MIB
 
 MESSAGES = [case["text"] for case in json.loads((Path(__file__).parent / "data" / "messages.json").read_text())]
@@ -156,6 +158,49 @@ def test_gzip_on_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     Stdin.buffer = io.BytesIO(b"\x80\x04.")
     with pytest.raises(InvalidInput, match="path"):
         read_input("-")
+
+
+def test_a_log_in_utf_16(tmp_path: Path) -> None:
+    """As PowerShell writes what is sent to a file."""
+    path = tmp_path / "train.txt"
+    path.write_bytes((TRACEBACK + OOM).encode("utf-16"))
+    found = read_input(str(path))
+    assert found.numbers == read_input(TRACEBACK + OOM).numbers
+    assert found.phases[0] == "optimizer"
+
+
+def test_colours_and_json_around_a_message() -> None:
+    """Python 3.13 paints tracebacks, rich numbers, and containers keep lines as JSON."""
+    painted = TRACEBACK.replace('"/env', '\x1b[35m"/env').replace('adam.py"', 'adam.py"\x1b[0m')
+    painted += OOM.replace("3.14 GiB", "\x1b[1;36m3.14\x1b[0m GiB").replace("CUDA", "\x1b[35mCUDA")
+    bare = read_input(TRACEBACK + OOM)
+    found = read_input(painted)
+    assert (found.numbers, found.phases) == (bare.numbers, bare.phases)
+    logged = "".join(
+        json.dumps({"log": f"{line}\n", "stream": "stderr"}) + "\n" for line in (TRACEBACK + OOM).splitlines()
+    )
+    found = read_input(logged)
+    assert (found.numbers, found.phases[0]) == (bare.numbers, "optimizer")
+    assert read_input(json.dumps({"error": TRACEBACK + OOM})).phases[0] == "optimizer"
+
+
+def test_nothing_and_what_is_no_text(tmp_path: Path) -> None:
+    for empty in ("", " \n"):
+        with pytest.raises(InvalidInput, match="is empty"):
+            read_input(empty)
+    (tmp_path / "bin.log").write_bytes(b"\x80\xff" + bytes(range(256)) * 20)
+    assert read_input(str(tmp_path / "bin.log")).event is None
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(OOM.encode())[:40])
+    with pytest.raises(InvalidInput, match=r"holds no log that can be read: .*rank1"):
+        read_input(str(tmp_path))
+    (tmp_path / "rank0.log").write_text(OOM)
+    found = read_input(str(tmp_path))
+    assert found.recognised == "cuda-oom"
+    assert len(found.unread) == 1
+    assert "Not read: " in plain(why_report(advised(why(found))))
 
 
 def test_a_message_over_several_lines() -> None:

@@ -47,7 +47,7 @@ class Evidence:
 
     series: allocated bytes that the log told of, in time, of one rank. split_bytes: free in segments that cannot go back to the
     driver, where a snapshot or a summary says it. blocks: a snapshot's, the largest total first; highest: those at the highest point of
-    its history, if it has one. hints: what a log's other lines say of the cause.
+    its history, if it has one. hints: what a log's other lines say of the cause. unread: files of a folder that cannot be read, and why.
     """
 
     source: str
@@ -59,6 +59,7 @@ class Evidence:
     blocks: tuple[Block, ...] = ()
     highest: tuple[Block, ...] = ()
     hints: tuple[Hint, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def recognised(self) -> Recognised:

@@ -28,6 +28,7 @@ _LONGEST_MESSAGE = 2000
 _LONGEST_SHOWN = 400
 _MOST_RANKS = 10_000
 _CONTINUED = re.compile(r"\s*\n(?:\[rank\d{1,6}\]:?|\([^()\n]{1,80}\)|\d{1,6}:)?\s*")
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,20}m")
 _RANK = re.compile(r"\[?\brank[ :=]{0,2}(\d{1,6})\b", re.IGNORECASE)
 
 Progress = Callable[[int], None]
@@ -95,7 +96,7 @@ class _Reader:
         if at < self._message_end:  # a message has many markers
             return
         start = max(buffer.rfind(b"\n", max(0, at - _LONGEST_MESSAGE), at) + 1, at - _LONGEST_MESSAGE, 0)
-        window = buffer[start : at + _LONGEST_MESSAGE].decode("utf-8", "replace")
+        window = _unwrapped(buffer[start : at + _LONGEST_MESSAGE])
         line = window.partition("\n")[0]
         sign = sign_of(line) or sign_of(window[: _LONGEST_SHOWN + at - start])
         if sign is None:
@@ -124,7 +125,7 @@ class _Reader:
         numbers = numbers_of(message)
         if best is not None and best.weight == sign.weight and not numbers.said:
             return
-        above = buffer[max(0, start - _BEFORE_BYTES) : start].decode("utf-8", "replace")
+        above = _unwrapped(buffer[max(0, start - _BEFORE_BYTES) : start])
         rank = _RANK.search(window[:_LONGEST_SHOWN])
         self.best = Event(
             recognised=sign.recognised,
@@ -159,6 +160,12 @@ def joined(window: str) -> str:
     first = text.lower().find("tried to allocate")
     again = text.lower().find("tried to allocate", first + 1) if first >= 0 else -1
     return text[:again] if again >= 0 else text
+
+
+def _unwrapped(part: bytes) -> str:
+    """Text without colours, and as it was before it became a string of JSON's."""
+    text = _COLOUR.sub("", part.decode("utf-8", "replace"))
+    return text.replace('\\"', '"').replace("\\n", "\n") if '\\"' in text or '{"' in text else text
 
 
 def _printable(text: str) -> str:

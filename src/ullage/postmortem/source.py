@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import sys
 from collections import Counter
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
-_PICKLE = b"\x80"
+_PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""What PowerShell writes where output is sent to a file."""
 _HEAD_BYTES = MIB
 _MOST_FILES = 4096
 _SETTINGS = (".yaml", ".yml", ".toml", ".json", ".sh")
@@ -40,6 +43,8 @@ def read_input(given: str, progress: Progress | None = None) -> Evidence:
     """The evidence in what a person gave. Raises InvalidInput for a file that is missing or cannot be read."""
     if given == STDIN:
         return _of_standard_input(sys.stdin.buffer, progress)
+    if not given.strip():
+        raise InvalidInput("is empty", key="INPUT", allowed="a file, a folder of logs, a message, or -")
     path = Path(given)
     try:
         if path.is_dir():
@@ -61,7 +66,7 @@ def read_input(given: str, progress: Progress | None = None) -> Evidence:
 def _of_standard_input(stream: BinaryIO, progress: Progress | None) -> Evidence:
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var]
     head = buffered.peek(2)[:2]
-    if head[:1] == _PICKLE:
+    if head in _PICKLES:
         raise InvalidInput(
             "is a pickle on standard input", key="INPUT", value=STDIN, remedy="give the path of the snapshot"
         )
@@ -80,7 +85,7 @@ def _of_file(path: Path, progress: Progress | None) -> Evidence:
     with path.open("rb") as file:
         head = file.read(2)
         file.seek(0)
-        if head[:1] == _PICKLE or path.suffix in (".pickle", ".pkl"):
+        if head in _PICKLES or path.suffix in (".pickle", ".pkl"):
             return _of_snapshot(path)
         if head == _GZIP:
             return _of_gzip(file, str(path), progress)
@@ -99,6 +104,9 @@ def _of_gzip(file: BinaryIO, source: str, progress: Progress | None) -> Evidence
 
 def _of_stream(stream: BinaryIO, source: str, size: int | None, progress: Progress | None) -> Evidence:
     head = stream.read(_HEAD_BYTES)
+    if head[:2] in _UTF_16:
+        stream = codecs.EncodedFile(_After(head, stream), "utf-8", "utf-16", "replace")  # type: ignore[arg-type]
+        head = stream.read(_HEAD_BYTES)
     text = head.decode("utf-8", "replace")
     if HEAD.search(text) and (found := read_summary(text, source)) is not None:
         return _with_message(found, text)
@@ -134,12 +142,23 @@ def _with_message(summary: Evidence, text: str) -> Evidence:
 
 
 def _of_folder(path: Path, progress: Progress | None) -> Evidence:
-    """The logs of many ranks: the heaviest failure of all, the ranks of any, the hints of these and of the settings beside them."""
+    """The logs of many ranks: the heaviest failure of all, the ranks of any, the hints of these and of the settings beside them.
+
+    One that cannot be read is told, and keeps no other from being read.
+    """
     every = [one for one in path.rglob("*") if one.suffix in _LOGS + _SETTINGS and one.is_file()]
     files = sorted(one for one in every if one.suffix in _LOGS)[:_MOST_FILES]
     if not files:
         raise InvalidInput("holds no logs", key="INPUT", value=str(path), allowed=f"files named *{', *'.join(_LOGS)}")
-    found = [_of_file(file, progress) for file in files]
+    found: list[Evidence] = []
+    unread: list[str] = []
+    for file in files:
+        try:
+            found.append(_of_file(file, progress))
+        except (InvalidInput, OSError) as error:
+            unread.append(str(error))
+    if not found:
+        raise InvalidInput(f"holds no log that can be read: {unread[0]}", key="INPUT", value=str(path))
     best = max(found, key=lambda one: (one.event.weight, one.event.numbers.said) if one.event else (0, 0))
     failures: Counter[Recognised] = Counter()
     for one in found:
@@ -160,6 +179,7 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
         blocks=best.blocks,
         highest=best.highest,
         hints=tuple(sorted(hints)),
+        unread=tuple(unread),
     )
 
 

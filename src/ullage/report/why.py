@@ -60,6 +60,8 @@ def why_report(answer: Why) -> Iterator[RenderableType]:
 
 
 def _happened(evidence: Evidence) -> Iterator[RenderableType]:
+    if evidence.unread:
+        yield Text("\n".join(f"Not read: {one}" for one in evidence.unread), style="yellow")
     event = evidence.event
     if event is None:
         yield heading("Nothing found", f"{evidence.source} tells of no failure that is known")

@@ -42,6 +42,7 @@ def why(answer: Why) -> dict[str, object]:
         "difference": None if answer.answer.difference is None else _difference(answer.answer.difference),
         "failures": dict(evidence.failures),
         "ranks": list(evidence.ranks),
+        "unread": list(evidence.unread),
         "warnings": [] if answer.answer.unmodelled is None else [f"the job's account: {answer.answer.unmodelled}"],
     }
 
