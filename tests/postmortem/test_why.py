@@ -11,6 +11,9 @@ import ullage
 from ullage.engines.changes import changed
 from ullage.errors import InvalidInput
 from ullage.postmortem.tried import learnt_otherwise
+from ullage.report.console import plain
+from ullage.report.why import why_report
+from ullage.report.why_json import why as as_json
 from ullage.units import GIB, MIB
 
 STEP = (  # hiyouga/LlamaFactory#1221: LLaMA-7B, ZeRO-2 on eight V100, inside Adam's step
@@ -330,6 +333,32 @@ def test_sequences_are_cut_where_they_are_the_cause() -> None:
     assert {"layout.cp": 2, "layout.dp": 4, "data.grad_accum": 4} in advised(long)
     states = {**LONG, "model": "llama-3.1-405b", "data": {"seq_len": 1023}}
     assert not [one for one in advised(states) if "layout.cp" in one]
+
+
+def test_a_job_that_is_not_the_one_that_ran() -> None:
+    """Another card: causes and advice are of the one that failed. Another model: it is asked whether it is this job."""
+    right = ullage.why(STEP, ullage.read_job(LLAMA))
+    assert right.answer.doubts == ()
+    large = ullage.why(STEP, ullage.read_job(LLAMA, ("cluster=8xA100-SXM-80GB",)))
+    assert [one.kind for one in large.causes] == kinds(right)
+    assert "31.75 GiB, and the job's A100-SXM-80GB" in large.answer.doubts[0]
+    assert all(
+        one.high_bytes is None or one.high_bytes < 31.75 * GIB for one in large.advice if one.verdict_after == "fits"
+    )
+    assert large.advice
+    other = ullage.why(STEP, ullage.read_job(LLAMA, ("model=gpt2",)))
+    assert len(other.answer.doubts) == 1
+    assert "28.28 GiB was allocated" in other.answer.doubts[0]
+    assert as_json(other)["warnings"] == list(other.answer.doubts)
+    assert "Is it this job?" in plain(why_report(other))
+
+
+def test_one_tensor_that_is_much_of_the_card_is_said_to_be() -> None:
+    """hpcaitech/ColossalAI#4537: 32 GiB of scores, and no job."""
+    large = ullage.why(message(tried=32, allocated=55, free=23.5, reserved=55.5)).causes[0]
+    assert large.kind == "unknown"
+    assert "40% of the card" in large.why
+    assert "of the card" not in ullage.why("CUDA out of memory. Tried to allocate 32.00 GiB.").causes[0].why
 
 
 def test_what_is_estimated_is_not_told_in_words() -> None:

@@ -22,6 +22,7 @@ _SOME_UNUSED = 0.02
 _IMPOSSIBLE_RATIO = 1.5
 """More than the whole card in one tensor: nothing that is given back makes room for it."""
 _FULL = 0.85
+_MUCH_OF_CARD = 0.1
 _LEAST_POINTS = 8
 _LEAK_RATIO = 1.2
 _RISING = 0.8
@@ -238,6 +239,17 @@ def _growing(evidence: Evidence) -> Iterator[Reason]:
             why=f"the log tells of {format_bytes(min(series))} to {format_bytes(max(series))}, {len(series)} times over, and then one step "
             "asked for more: a longer sequence or a larger batch",
         )
+
+
+def large(numbers: Numbers) -> str:
+    """The beginning of a sentence for one tensor that takes much of the card."""
+    tried, capacity = numbers.tried_bytes, numbers.capacity_bytes
+    if not tried or not capacity or tried < _MUCH_OF_CARD * capacity:
+        return ""
+    return (
+        f"{format_bytes(tried)} in one tensor is {tried / capacity:.0%} of the card, as logits are (tokens x vocabulary), attention scores "
+        "and masks (tokens x tokens), or a flat copy of many parameters; which, "
+    )
 
 
 def full(numbers: Numbers) -> Reason | None:

@@ -36,7 +36,7 @@ _OF: dict[Kind, tuple[tuple[str, ...], ...]] = {
     ),
     "replica-not-shard": (
         ("ZeRO-3 or FSDP: parameters sharded", "a replica does not shrink with more GPUs", "engine.zero_stage"),
-        ("a quantised base under FSDP, with bnb_4bit_quant_storage as the parameters' type", "ZeRO cannot shard it"),
+        ("of a quantised base: FSDP, with bnb_4bit_quant_storage as the parameters' type", "ZeRO cannot shard it"),
     ),
     "logits": (
         ("shorter sequences or a smaller micro-batch", "logits have a row of the vocabulary for each token"),

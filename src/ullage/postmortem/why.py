@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ullage.frozen import frozen
-from ullage.postmortem.alone import alone, full
+from ullage.postmortem.alone import alone, full, large
 from ullage.postmortem.causes import Cause, Reason, judged
 from ullage.postmortem.difference import Difference, between, grown, predicted
 from ullage.postmortem.evidence import Evidence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Answer:
     """What happened (evidence), the causes by what speaks for each, and every tensor that the size could be.
 
-    job: None where none was given; unmodelled: why its account could not be made. difference: of a snapshot against another, or else
-    against the job's account.
+    job: on the card that failed, None where none was given; unmodelled: why its account could not be made. difference: of a snapshot
+    against another, or else against the job's account. doubts: what speaks against the job being the one that ran.
     """
 
     evidence: Evidence
@@ -37,6 +37,7 @@ class Answer:
     job: Job | None = None
     unmodelled: str | None = None
     difference: Difference | None = None
+    doubts: tuple[str, ...] = ()
 
 
 @frozen
@@ -75,12 +76,16 @@ def why(
             Reason(kind="config", weight=2.2, why=f"the configuration asks for what is not carried out: {one}")
             for one in contradicted
         ]
+    doubts: tuple[str, ...] = ()
     if job is not None:
+        from ullage.postmortem.doubts import doubted, on_the_card
         from ullage.postmortem.with_job import known, matching, reasons
 
+        given, job = job, on_the_card(job, evidence.numbers)
         here = known(job, evidence.event.rank if evidence.event is not None else None)
         found = matching(here, evidence)
         spoken += reasons(here, evidence, found)
+        doubts = tuple(doubted(given, evidence.numbers, here.worst.peak.bytes if here.worst is not None else None))
         if difference is None and evidence.blocks and here.worst is not None:
             difference = predicted(evidence, here.worst, len(here.held))
     return Answer(
@@ -90,6 +95,7 @@ def why(
         job=job,
         unmodelled=here.unmodelled if here is not None else None,
         difference=difference,
+        doubts=doubts,
     )
 
 
@@ -127,5 +133,5 @@ def _unknown(evidence: Evidence, here: Known | None) -> tuple[Cause, ...]:
     elif (filled_up := full(evidence.numbers)) is not None:
         return judged([filled_up])
     else:
-        reason = "the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
+        reason = f"{large(evidence.numbers)}the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
     return judged([Reason(kind="unknown", weight=1.0, why=reason)])

@@ -37,6 +37,9 @@ _STYLES = {"certain": "bold red", "likely": "yellow", "possible": "dim"}
 def why_report(answer: Why) -> Iterator[RenderableType]:
     """The parts of the report, top to bottom."""
     yield from _happened(answer.evidence)
+    if answer.answer.doubts:
+        yield heading("Is it this job?")
+        yield indented(Text("\n".join(answer.answer.doubts), style="yellow"))
     yield from _causes(answer.causes)
     yield from _candidates(answer.answer.candidates, answer.evidence)
     if answer.answer.difference is not None:

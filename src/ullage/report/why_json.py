@@ -43,7 +43,10 @@ def why(answer: Why) -> dict[str, object]:
         "failures": dict(evidence.failures),
         "ranks": list(evidence.ranks),
         "unread": list(evidence.unread),
-        "warnings": [] if answer.answer.unmodelled is None else [f"the job's account: {answer.answer.unmodelled}"],
+        "warnings": [
+            *answer.answer.doubts,
+            *([] if answer.answer.unmodelled is None else [f"the job's account: {answer.answer.unmodelled}"]),
+        ],
     }
 
 
