@@ -8,7 +8,7 @@ from ullage.engines.base import context_of
 from ullage.job.read import read_job
 from ullage.model.build import graph as build
 from ullage.model.count import flops_per_token
-from ullage.timing.machine import matmul_s
+from ullage.timing.machine import attention_s, matmul_s
 from ullage.timing.ops import block_work
 from ullage.timing.work import Matmul
 
@@ -214,6 +214,25 @@ def test_torchs_ring(version: str, heads: int) -> None:
     assert core.forward.traffic[0].bytes == out * (6 + 3 * 38 + 6) + 4 * kv
     *_, whole_sequence = works(**changes, layout={"dp": 8})
     assert not {one.forward.traffic for one in whole_sequence if one.name == "attention"} - {()}
+
+
+def test_transformer_engines_ring() -> None:
+    """A kernel for each rank's keys; the parts' outputs and gradients are put together in 16 bits (context_parallel.py)."""
+    job, _, found = works(layout={"dp": 2, "cp": 4}, data={"seq_len": 32768, "micro_batch": 1})
+    (core,) = {one for one in found if one.name == "attention"}
+    q, kv = 8192 * 32 * 128, 2 * 8192 * 8 * 128
+    assert core.forward.traffic[0].bytes == q * (4 + 3 * 6)
+    assert core.backward.traffic[0].bytes == q * (4 + 3 * 6) + kv * (4 + 3 * 3)
+    attention, device = core.forward.attention, job.cluster.device
+    assert attention is not None
+    assert (attention.keys, attention.parts) == (32768, 4)
+    alone = replace(attention, keys=8192, parts=1)
+    assert attention_s(device, attention, "cudnn", backward=False) == pytest.approx(
+        4 * attention_s(device, alone, "cudnn", backward=False)
+    )
+    for kind in ("ulysses", "allgather"):
+        *_, found = works(layout={"dp": 2, "cp": 4, "cp_kind": kind}, data={"seq_len": 32768, "micro_batch": 1})
+        assert {one.forward.attention.parts for one in found if one.forward.attention} == {1}
 
 
 @pytest.mark.parametrize(("compile", "behind", "pieces"), [(False, "attention", 4), (True, "", 1)])

@@ -86,6 +86,12 @@ def context_parallel(context: Context) -> tuple[tuple[Exchange, ...], tuple[Exch
     return (ring,), (ring, Exchange(kind="reduce_scatter", axis="cp", payload_bytes=whole, behind="attention"))
 
 
+def ring_parts(context: Context) -> int:
+    """In how many parts attention's keys come, a kernel for each; torch's ring is one too where it gathers them all at once."""
+    gathers = context.cp_kind == "allgather" and context.stack == "torchtitan"
+    return context.cp if gathers or context.cp_kind == "ring" else 1
+
+
 def _traded(context: Context) -> tuple[int, int, int, int]:
     """Bytes of a rank's queries, keys, values and output."""
     heads = (("heads", "head_dim"), ("kv_heads", "head_dim"), ("kv_heads", "v_head_dim"), ("heads", "v_head_dim"))
@@ -119,17 +125,24 @@ def context_parallel_moves(context: Context) -> tuple[int, int]:
     Heads traded for sequence: each tensor is copied before its exchange and after it (Transformer Engine context_parallel.py,
     flash_attn_a2a_communicate; DeepSpeed sequence/layer.py, single_all_to_all).
 
+    Transformer Engine's ring, in 16 bits: the first part's output copied (4), each later one's read and added to it (6); queries' gradients
+    likewise, keys' and values' by halves (context_parallel.py, AttnFuncWithCPAndKVP2P).
+
     torch's ring puts parts together; of the last rank, whose queries see all keys. Forward, of an output element and part: a cast up, and
     for all but the first two differences and a product; compiled, one kernel. Backward: the queries' gradients cast and added; the keys'
     and values' cast, added to half of what was handed on, which is then copied and joined for the next rank.
     """
     if context.cp > 1 and context.cp_kind == "ulysses":
         return 2 * 2 * sum(_traded(context)), 2 * 2 * sum(_traded(context))
-    if context.cp == 1 or context.stack != "torchtitan":
+    if ring_parts(context) == 1 or context.stack not in ("megatron", "torchtitan"):
         return 0, 0
     element = dtypes.size_bytes(1, context.compute)
     out = context.numel((BATCH, SEQ, "heads", "v_head_dim"))
     q = context.numel((BATCH, SEQ, "heads", "head_dim"))
+    if context.stack == "megatron":
+        _, k, v, _ = _traded(context)
+        put = 4 + 6 * (context.cp - 1)
+        return out * put, q * put + (k + v) // element * (4 + 3 * (context.cp - 1))
     kv = _keys_and_values(context) // element
     first, more = (6, 10) if context.compile else (6, 6 + 12 + 8 + 12)
     added, handed = (10, 9) if context.compile else (6 + 12, 3 + 6 + 8 + 8)

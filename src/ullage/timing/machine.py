@@ -90,11 +90,12 @@ def multiplied_s(
 @lru_cache(maxsize=4096)
 def attention_s(device: Device, work: Attention, impl: str, *, backward: bool) -> float:
     times = BACKWARD_OF_ATTENTION if backward else 1.0
+    keys = max(1, work.keys // work.parts)  # of one kernel
     if device.measured is not None:
-        how = work.head_dim, work.keys, work.causal, backward
+        how = work.head_dim, keys, work.causal, backward
         return times * work.flops / attention_flops_per_s(device.measured, work.dtype, *how)
     share = attention_efficiency(
-        device, impl, work.dtype, work.head_dim, work.keys, work.causal, backward, work.batch * work.heads
+        device, impl, work.dtype, work.head_dim, keys, work.causal, backward, work.batch * work.heads
     )
     return times * work.flops / (peak_flops_per_s(device, work.dtype) * share.value)
 

@@ -20,6 +20,7 @@ from ullage.timing.exchanges import (
     expert_parallel,
     gathered_logits,
     gathers_8_bit,
+    ring_parts,
     scan_parallel,
     split_loss,
     tensor_parallel,
@@ -232,6 +233,7 @@ def _attention(op: Op, context: Context) -> OpWork:
             keys=keys,
             causal=bool(op.attrs.get("causal")) and keys == whole,
             dtype=context.compute,
+            parts=ring_parts(context),
         )
         merged, merged_back = ((Traffic(bytes=moved),) if moved else () for moved in context_parallel_moves(context))
         forward = Pass(attention=core, exchanges=sent, traffic=merged)

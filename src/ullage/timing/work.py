@@ -43,7 +43,8 @@ class Matmul:
 
 @frozen
 class Attention:
-    """Core attention of one rank, in one kernel that never writes the scores. queries, keys: of one sequence, as this rank sees them."""
+    """Core attention of one rank, in kernels that never write the scores. queries, keys: of one sequence, as this rank sees them. parts: in
+    how many the keys come, a kernel for each (a ring)."""
 
     batch: int
     heads: int
@@ -53,6 +54,7 @@ class Attention:
     keys: int
     causal: bool
     dtype: str
+    parts: int = 1
 
     @property
     def flops(self) -> int:
