@@ -34,10 +34,11 @@ def test_what_is_told_by_an_options_name() -> None:
         True,
         False,
     ]
-    assert cuda_of({}) == ""
-    assert cuda_of({"checkpoint_activations": True}) == "11.6"
-    assert cuda_of(MPT | {"mixed_precision": "PURE"}) == "11.7"
-    assert cuda_of(MPT | {"mixed_precision": "DEFAULT"}) == "12.1"
+    assert cuda_of({}, "megatron") == ""
+    assert cuda_of({"checkpoint_activations": True}, "megatron") == "11.6"
+    assert cuda_of({"checkpoint_activations": True}, "transformers") == ""
+    assert cuda_of(MPT | {"mixed_precision": "PURE"}, "transformers") == "11.7"
+    assert cuda_of(MPT | {"mixed_precision": "DEFAULT"}, "transformers") == "12.1"
 
 
 @pytest.mark.parametrize(("m", "tflops"), [(2048, 742.7), (4096, 549.5), (8192, 542.9)])

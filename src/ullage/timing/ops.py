@@ -147,7 +147,7 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
         rows = context.numel((BATCH,))  # a head of the first token alone
     dtype = _dtype(op, context)
     rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
-    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options))
+    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options, context.stack))
     cast, cast_back = _casts(op, forward, context, first=sends)
     here, back = (
         tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())
@@ -247,7 +247,7 @@ def _unfused(queries: int, keys: int, context: Context) -> tuple[Matmul, Matmul]
 
     def matmul(n: int, k: int) -> Matmul:
         aligned = all(dtypes.bits(context.compute) * size % 128 == 0 for size in (n, k))
-        cuda = cuda_of(context.options)
+        cuda = cuda_of(context.options, context.stack)
         return Matmul(m=queries, n=n, k=k, dtype=context.compute, groups=groups, aligned=aligned, cuda=cuda)
 
     return matmul(keys, context.size("head_dim")), matmul(context.size("v_head_dim"), keys)

@@ -29,14 +29,14 @@ def of_2023(options: Mapping[str, object]) -> bool:
     return options.get("norm_type") == "low_precision_layernorm"
 
 
-def cuda_of(options: Mapping[str, object]) -> str:
+def cuda_of(options: Mapping[str, object], stack: str) -> str:
     """Whose cuBLAS multiplies; "" a recent one.
 
     CUDA 11.7 is as old as Megatron's new names; what ran under the old ones had 11.5 (bigscience@9e64ede train/tr11-176B-ml/README.md) or
     an older one: the oldest of which a rate is published stands for them. MPT's tables of 2023-05, all in PURE, are of torch 1.13.1 with
     CUDA 11.7, those of 2023-10, in DEFAULT, of torch 2.1.0 with 12.1 (llm-foundry@5f43bf1 and @b2a43a1 scripts/train/benchmarking/sweep.sh
     and README.md)."""
-    if of_2022(options):
+    if stack == "megatron" and of_2022(options):
         return "11.6"
     if not of_2023(options):
         return ""
