@@ -23,7 +23,25 @@ MEGATRON = {
 }
 
 
-@pytest.mark.parametrize("changes", [TITAN, TITAN | {"compile": True}, MEGATRON], ids=["eager", "compiled", "megatron"])
+HYBRID = {
+    "model_type": "nemotron_h",
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M*-E",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "moe_intermediate_size": 1024,
+    "moe_shared_expert_intermediate_size": 2048,
+    "vocab_size": 32000,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [TITAN, TITAN | {"compile": True}, MEGATRON, MEGATRON | {"model": HYBRID}],
+    ids=["eager", "compiled", "megatron", "hybrid"],
+)
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 7])
 def test_it_grows_as_the_block_does(changes: dict, micro_batch: int) -> None:
     job = read_job(JOB | changes)

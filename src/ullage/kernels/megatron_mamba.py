@@ -9,7 +9,6 @@ The function saves the projection and the scan's output before its gate; convolu
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import ceil
 
 from ullage.errors import Unsupported
@@ -26,6 +25,7 @@ _WHAT = {
     "projected.joined": "projection, its parts joined",
     "projected.ordered": "projection, tokens in order",
     "projected.by_sequence": "projection, sequence by sequence",
+    "scanned": "output of the scan, token by token",
     "scanned.by_token": "output of the scan, token by token",
     "scanned.ordered": "output of the scan, tokens as attention has them",
     "exchange.scanned": "output of the scan after its all-to-all over the sequence",
@@ -40,10 +40,27 @@ def scan(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """
     (op,) = ops
     output = context.tensor(op.outputs[0], "output of the scan")
-    before, read = _whole_sequences(op.inputs[0], context)
-    after = _parts_again(output, context)
-    made = Buffer("scanned.whole", output.bytes, output.what, output.formula) if after else output
-    return [*before, _fused(op, read, made, context), *after]
+    made = Buffer("scanned.whole", output.bytes, output.what, output.formula)
+    read = op.inputs[0]
+    before: list[Step] = []
+    after: list[Step] = []
+    if context.cp > 1:
+        _refuse_repeated_groups(context)
+        before += [
+            _copy("exchange.projected", read, PROJECTED, context),
+            _copy("projected.joined", "exchange.projected", PROJECTED, context),
+            _copy("projected.ordered", "projected.joined", PROJECTED, context, holds=(read, "exchange.projected")),
+        ]
+        read = "projected.ordered"
+        after += [
+            _transposed("scanned.by_token", made.name, INNER, context),
+            _copy("scanned.ordered", "scanned.by_token", INNER, context),
+            replace(_copy("exchange.scanned", "scanned.ordered", INNER, context), writes=(output,)),
+        ]
+    else:
+        after.append(_transposed(output.name, made.name, INNER, context))
+    before.append(_transposed("projected.by_sequence", read, PROJECTED, context))
+    return [*before, _fused(op, "projected.by_sequence", made, context), *after]
 
 
 def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -53,7 +70,6 @@ def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """
     (op,) = ops
     rstd = context.buffer(f"{op.name}.stats", (BATCH, SEQ, "ssm_groups"), "fp32", f"{op.name} statistics")
-    copied = context.size(BATCH) > 1
     return [
         Step(
             name=op.name,
@@ -61,41 +77,22 @@ def norm(ops: tuple[Op, ...], context: Context) -> list[Step]:
             writes=(context.tensor(op.outputs[0], "normed output of the scan"), rstd),
             saves=(*op.inputs, rstd.name),
             weights=tuple(context.weight(param.name, param.dims) for param in op.params),
-            holds=("projected.ordered" if context.cp > 1 else "projected",) if copied else (),
+            holds=("projected.ordered" if context.cp > 1 else "projected",),
             module=op.module,
         )
     ]
 
 
-def _whole_sequences(projected: str, context: Context) -> tuple[list[Step], str]:
-    """From the projection to what the scan reads, and its name: an all-to-all of each of five parts, joined and put in order; copied."""
-    steps: list[Step] = []
-    read = projected
-    if context.cp > 1:
-        _refuse_repeated_groups(context)
-        steps += [
-            _copy("exchange.projected", read, PROJECTED, context),
-            _copy("projected.joined", "exchange.projected", PROJECTED, context),
-            _copy("projected.ordered", "projected.joined", PROJECTED, context, holds=(read, "exchange.projected")),
-        ]
-        read = "projected.ordered"
-    if context.size(BATCH) > 1:
-        steps.append(_copy("projected.by_sequence", read, PROJECTED, context))
-        read = "projected.by_sequence"
-    return steps, read
-
-
-def _parts_again(output: Buffer, context: Context) -> list[Step]:
-    """From what the scan made of whole sequences to ``output``."""
-    names = ["scanned.by_token"] if context.size(BATCH) > 1 else []
-    names += ["scanned.ordered", "exchange.scanned"] if context.cp > 1 else []
-    steps = [_copy(name, read, INNER, context) for read, name in pairwise(("scanned.whole", *names))]
-    return [*steps[:-1], *(replace(last, writes=(output,)) for last in steps[-1:])]
-
-
 def _copy(name: str, read: str, dims: tuple[Dim, ...], context: Context, holds: tuple[str, ...] = ()) -> Step:
     made = context.buffer(name, dims, what=_WHAT[name])
     return Step(name=name, reads=(read,), writes=(made,), module=MODULE, holds=holds)
+
+
+def _transposed(name: str, read: str, dims: tuple[Dim, ...], context: Context) -> Step:
+    """Batch before sequence, or back: of one sequence a view."""
+    if context.size(BATCH) > 1:
+        return _copy(name, read, dims, context)
+    return Step(name=name, reads=(read,), aliases=((name, read),), passes=(read,), module=MODULE, moves=(0, 0))
 
 
 def _refuse_repeated_groups(context: Context) -> None:

@@ -50,7 +50,7 @@ def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context)
             or step.name.endswith(_GATHERED)
         ):
             continue
-        if step.writes or step.saves:
+        if step.writes or step.saves or step.moves:
             yield step
 
 
@@ -91,7 +91,7 @@ def _kernel(step: Step, sizes: dict[str, int], context: Context) -> OpWork:
         name=step.name,
         module=step.module,
         forward=Pass(traffic=(Traffic(bytes=forward, kind=kind),)),
-        backward=Pass(traffic=(Traffic(bytes=back, kind=kind_back),) if back else ()),
+        backward=Pass(traffic=(Traffic(bytes=back, kind=kind_back),) if back or step.moves else ()),
     )
 
 
