@@ -241,6 +241,26 @@ def test_what_frees_the_host() -> None:
     assert all(one.frees_host_bytes > 0 for one in found.advice)
 
 
+def test_more_nodes_share_what_a_host_has_no_room_for() -> None:
+    """As of pytorch/torchtune#1871, on larger cards: 565 GB of states in bf16 on a node with 500 GB."""
+    job = {
+        "model": "llama-3.1-70b",
+        "cluster": {"device": "A100-SXM-40GB", "gpus_per_node": 8, "host_memory": "500GB"},
+        "engine": {"name": "fsdp2"},
+        "precision": "bf16",
+        "stack": "torchtune",
+        "offload": {"optimizer": "cpu", "params": "cpu"},
+        "recompute": "full",
+        "data": {"seq_len": 1024},
+    }
+    found = ullage.why("Killed", ullage.read_job(job))
+    assert found.causes[0].kind == "host-memory"
+    last = found.advice[-1]
+    assert last.verdict_after == "fits"
+    assert last.change["layout.dp"] == 32
+    assert 125e9 < last.host_bytes < 175e9
+
+
 def test_nothing_is_put_on_a_host_that_has_no_room_for_it() -> None:
     alone = {**LLAMA, "engine": {"name": "deepspeed", "zero_stage": 2}}
     poor, rich = (

@@ -13,7 +13,17 @@ from ullage.job.fields import show
 from ullage.job.job import Job
 from ullage.postmortem.needed import beyond_bytes, outside_step
 from ullage.postmortem.option import Option
-from ullage.postmortem.tried import ANOTHER_RUN, EXPANDABLE, cut, learnt_otherwise, more_gpus, off_host, others, shorter
+from ullage.postmortem.tried import (
+    ANOTHER_RUN,
+    EXPANDABLE,
+    cut,
+    learnt_otherwise,
+    more_gpus,
+    more_nodes,
+    off_host,
+    others,
+    shorter,
+)
 
 if TYPE_CHECKING:
     from ullage.postmortem.why import Answer
@@ -88,7 +98,7 @@ class Search:
         before = self.before.host_bytes
         options = [
             option
-            for change in off_host(self.job)
+            for change in (*off_host(self.job), *more_nodes(self.job))
             if (job := changed(self.job, change)) is not None
             and (option := Option(change, job)).least is not None
             and option.host_bytes < before

@@ -23,6 +23,7 @@ CUT = "layout.cp"
 ANOTHER_RUN = (WORK, MACHINE, CUT, EIGHT_BIT, ADAPTERS, QUANTISED)
 """Keys of what is no longer the same training by the same program on the same machine, and comes last."""
 _MOST_IN_A_NODE = 8
+_TIMES = (2, 4, 8)
 _RANK = 16
 """Of adapters: what most of docs/oom.md's reports that have any take, within a factor of four."""
 _LOSSES = ("fused-linear", "chunked", "vocab-parallel-fused")
@@ -87,24 +88,33 @@ def off_host(job: Job) -> Iterator[Change]:
         yield {"offload.optimizer": "none", "offload.params": "none"}
 
 
-def more_gpus(job: Job) -> Iterator[Change]:
-    """Two, four and eight times as many that share the states, of the same batch where its micro-batches can be shared out.
+def more_nodes(job: Job) -> Iterator[Change]:
+    """Two, four and eight times as many, each with memory of its own for its share of the states."""
+    for times in _TIMES:
+        nodes = replace(job.cluster, nodes=job.cluster.nodes * times)
+        yield {MACHINE: cluster_to_dict(nodes)} | _more_ranks(job, times)
 
-    Under Megatron they are tensor parallel.
-    """
-    for times in (2, 4, 8):
+
+def more_gpus(job: Job) -> Iterator[Change]:
+    """Two, four and eight times as many that share the states. Under Megatron they are tensor parallel."""
+    for times in _TIMES:
         change: Change = {MACHINE: cluster_to_dict(_larger(job.cluster, times))}
         if job.engine.name == "megatron":
             yield change | {"layout.tp": job.layout.tp * times}
             continue
-        change["layout.dp"] = job.layout.dp * times
-        if job.data.grad_accum % times == 0:
-            change["data.grad_accum"] = job.data.grad_accum // times
+        change |= _more_ranks(job, times)
         if job.engine.name in ("single", *REPLICAS):
             change["engine.name"] = "fsdp2"
         if job.engine.zero_stage != 3:
             change["engine.zero_stage"] = 3
         yield change
+
+
+def _more_ranks(job: Job, times: int) -> Change:
+    """Of the same batch where its micro-batches can be shared out."""
+    change: Change = {"layout.dp": job.layout.dp * times}
+    shared = job.data.grad_accum % times == 0
+    return change | {"data.grad_accum": job.data.grad_accum // times} if shared else change
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster:
