@@ -192,6 +192,17 @@ def test_nothing_and_what_is_no_text(tmp_path: Path) -> None:
     assert read_input(str(tmp_path / "bin.log")).event is None
 
 
+@pytest.mark.parametrize("name", ["rank3.log", "worker-rank_3.out", "attempt_0/3/stderr.log"])
+def test_a_file_that_is_named_for_a_rank(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(OOM)
+    (tmp_path / "rank7.log").write_text(f"[rank5]: {OOM.replace('3.14', '3.15')}")
+    assert read_input(str(path)).ranks == (3,)
+    assert read_input(str(tmp_path)).ranks == (3, 5)
+    assert read_input(str(tmp_path / "rank7.log")).ranks == (5,)
+
+
 def test_a_file_of_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(OOM.encode())[:40])
     with pytest.raises(InvalidInput, match=r"holds no log that can be read: .*rank1"):

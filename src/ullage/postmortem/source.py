@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ullage.errors import InvalidInput
+from ullage.frozen import replace
 from ullage.memory.allocator_blocks import segment_bytes
 from ullage.postmortem.evidence import Block, Event, Evidence
 from ullage.postmortem.hints import seen
@@ -30,6 +32,7 @@ _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """What PowerShell writes where output is sent to a file."""
 _HEAD_BYTES = MIB
+_RANK = re.compile(r"rank[ _.-]?(?P<of_file>\d{1,6})[^/]*$|/attempt_\d{1,6}/(?P<of_folder>\d{1,6})/[^/]+$")
 _MOST_FILES = 4096
 _SETTINGS = (".yaml", ".yml", ".toml", ".json", ".sh")
 """Read for what they say of the cause (``hints.py``), up to a piece; a job is read by --config."""
@@ -50,7 +53,7 @@ def read_input(given: str, progress: Progress | None = None) -> Evidence:
         if path.is_dir():
             return _of_folder(path, progress)
         if path.is_file():
-            return _of_file(path, progress)
+            return _of_rank(path, _of_file(path, progress))
     except OSError as error:  # a message is no path, and may be longer than any
         if _is_a_path(given):
             raise InvalidInput("cannot be read", key="INPUT", value=given[:200], remedy=error.strerror) from None
@@ -90,6 +93,16 @@ def _of_file(path: Path, progress: Progress | None) -> Evidence:
         if head == _GZIP:
             return _of_gzip(file, str(path), progress)
         return _of_stream(file, str(path), path.stat().st_size, progress)
+
+
+def _of_rank(path: Path, found: Evidence) -> Evidence:
+    """The rank that a file is named for, where its lines tell none: rank3.log, or torchrun's attempt_0/3/stderr.log."""
+    event = found.event
+    named = _RANK.search(path.as_posix())
+    if event is None or event.rank is not None or named is None:
+        return found
+    rank = int(named["of_file"] or named["of_folder"])
+    return replace(found, event=replace(event, rank=rank), ranks=tuple(sorted({*found.ranks, rank})))
 
 
 def _of_gzip(file: BinaryIO, source: str, progress: Progress | None) -> Evidence:
@@ -154,7 +167,7 @@ def _of_folder(path: Path, progress: Progress | None) -> Evidence:
     unread: list[str] = []
     for file in files:
         try:
-            found.append(_of_file(file, progress))
+            found.append(_of_rank(file, _of_file(file, progress)))
         except (InvalidInput, OSError) as error:
             unread.append(str(error))
     if not found:
