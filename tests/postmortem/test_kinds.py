@@ -113,6 +113,22 @@ def test_whole_weights_under_zero_2() -> None:
     assert "replica-not-shard" not in kinds(OOM, {**job, "engine": {"name": "deepspeed", "zero_stage": 3}})
 
 
+def test_parameters_that_accelerate_makes_fp32_of() -> None:
+    job = {
+        **ON_NODE,
+        "model": "llama-2-13b",
+        "cluster": "4xA100-SXM-40GB",
+        "recompute": "full",
+        "data": {"seq_len": 1024},
+    }
+    found = ullage.why(OOM, ullage.read_job(job))
+    upcast = next(one for one in found.causes if one.kind == "config")
+    assert upcast.certainty == "possible"
+    assert "accelerate" in upcast.why
+    for changed in ("precision=bf16", "engine.name=ddp", "stack=torchtitan"):
+        assert not any("accelerate" in one.why for one in ullage.why(OOM, ullage.read_job(job, (changed,))).causes)
+
+
 def test_quantised_weights_under_zero_3() -> None:
     job = {**ON_NODE, "model": "llama-3.1-70b", "cluster": "8xA100-SXM-40GB", "lora": {"rank": 8, "base": "nf4"}}
     found = ullage.why(OOM, ullage.read_job({**job, "engine": {"name": "deepspeed", "zero_stage": 3}}))

@@ -339,7 +339,11 @@ def test_another_run_comes_last_and_is_estimated() -> None:
             again = changed(job, one.change.as_dict())
             assert again is not None
             assert ullage.estimate(again).peak.low_bytes + found.beyond_bytes == one.low_bytes
-    assert list(learnt_otherwise(job)) == [{"optimizer": "adamw-8bit"}, {"lora": {"rank": 16, "targets": "all-linear"}}]
+    assert list(learnt_otherwise(job)) == [
+        {"optimizer": "adamw-8bit"},
+        {"precision": "bf16"},
+        {"lora": {"rank": 16, "targets": "all-linear"}},
+    ]
     adapted = ullage.read_job(small, ("lora.rank=8",))
     assert {"lora.base": "nf4"} in list(learnt_otherwise(adapted))
     for change in learnt_otherwise(job):

@@ -12,9 +12,10 @@ from ullage.train import replan
 
 
 def test_what_is_learnt_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight bits of moments, adapters and shorter sequences are no going on, though they fit; a smaller micro-batch is."""
+    """Eight bits of moments, 16 of weights, adapters and shorter sequences are no going on, though they fit; a smaller micro-batch is."""
     changes = (
         {"optimizer": "adamw-8bit"},
+        {"precision": "bf16"},
         {"lora": {"rank": 4}},
         {"data.seq_len": 8},
         {"data.micro_batch": 1, "data.grad_accum": 4},
@@ -24,7 +25,7 @@ def test_what_is_learnt_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         for change in changes
     ]
     monkeypatch.setattr(replan, "advised", lambda _: SimpleNamespace(advice=advice))
-    job = job_of("single", 1, data={"seq_len": 16, "micro_batch": 4, "grad_accum": 1})
+    job = job_of("single", 1, precision="bf16-mixed", data={"seq_len": 16, "micro_batch": 4, "grad_accum": 1})
     found = replan.following(OutOfMemory("ran out", value="CUDA out of memory."), job)
     assert found is not None
     assert found[1] is advice[-1]

@@ -106,7 +106,7 @@ _OF: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "config": (
         ("versions and shapes before memory: what was asked for is no need of the job", "a smaller job would ask for it too"),
         ("no device_map, low_cpu_mem_usage or quantised base under ZeRO-3", "it shards parameters as it makes them"),
-        ("accelerate's mixed precision off where parameters are 16-bit", "it casts trainable FSDP parameters to fp32"),
+        ("accelerate's mixed precision off where parameters are 16-bit", "it casts trainable FSDP parameters to fp32", "precision"),
     ),
 }  # fmt: skip
 

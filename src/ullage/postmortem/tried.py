@@ -17,10 +17,11 @@ EXPANDABLE = "engine.options.expandable_segments"
 WORK = "data.seq_len"
 MACHINE = "cluster"
 EIGHT_BIT = "optimizer"
+WEIGHTS = "precision"
 ADAPTERS = "lora"
 QUANTISED = "lora.base"
 CUT = "layout.cp"
-ANOTHER_RUN = (WORK, MACHINE, CUT, EIGHT_BIT, ADAPTERS, QUANTISED)
+ANOTHER_RUN = (WORK, MACHINE, CUT, EIGHT_BIT, WEIGHTS, ADAPTERS, QUANTISED)
 """Keys of what is no longer the same training by the same program on the same machine, and comes last."""
 _MOST_IN_A_NODE = 8
 _TIMES = (2, 4, 8)
@@ -70,9 +71,11 @@ def _context_parallel(job: Job) -> Change:
 
 
 def learnt_otherwise(job: Job) -> Iterator[Change]:
-    """What changes what is learnt: moments in 8 bits, adapters in place of all parameters, a frozen base in 4 bits."""
+    """What changes what is learnt: moments in 8 bits, weights in 16, adapters in place of all parameters, a frozen base in 4 bits."""
     if job.optimizer.name == "adamw" and job.optimizer.state == "fp32":
         yield {EIGHT_BIT: "adamw-8bit"}
+    if job.precision.params == "fp32" and job.precision.compute == "bf16":
+        yield {WEIGHTS: "bf16"}
     if job.lora is None:
         yield {ADAPTERS: {"rank": _RANK, "targets": "all-linear"}}
     elif job.lora.base == "bf16":
@@ -83,7 +86,7 @@ def off_host(job: Job) -> Iterator[Change]:
     """Blocks that are not pinned are not rounded up to powers of two; then fewer bytes for each parameter; then the card."""
     if job.offload.optimizer != "none" or job.offload.params != "none":
         yield {"engine.options.pin_memory": False}
-        yield {"precision": "bf16"}
+        yield {WEIGHTS: "bf16"}
         yield {"offload.params": "none"}
         yield {"offload.optimizer": "none", "offload.params": "none"}
 

@@ -249,7 +249,21 @@ def _states(job: Job, size: dict[str, int], capacity: int) -> Iterator[Reason]:
             why=f"gradients are reduced in the last of {job.data.grad_accum} micro-batches alone, and stay whole until then: "
             f"{format_bytes(whole)} more than shards (accelerate's no_sync; sync_each_batch reduces each)",
         )
+    if _upcast(job) and share >= _TIGHT:
+        yield Reason(
+            kind="config",
+            weight=1.0,
+            why="parameters, gradients and moments are in fp32 under mixed precision, as accelerate makes them of a model loaded in 16 "
+            f"bits too; in 16 bits they would be {format_bytes(states // 2)}",
+        )
     yield Reason(kind="states", weight=5.0 if over and not replica and not whole else weight, why=why)
+
+
+def _upcast(job: Job) -> bool:
+    """What the Trainer shards by FSDP is in fp32 and computes in 16 bits (accelerate 0.30 and later, accelerator.py: prepare_model)."""
+    precision = job.precision
+    mixed = precision.params == "fp32" and precision.compute != "fp32"
+    return mixed and job.engine.name in ("fsdp1", "fsdp2") and job.stack == "transformers" and job.lora is None
 
 
 def _unsynced(job: Job, size: dict[str, int]) -> int:

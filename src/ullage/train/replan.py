@@ -38,7 +38,7 @@ def _goes_on(other: Job, job: Job) -> bool:
 def _learning(job: Job) -> tuple[object, ...]:
     """The sequences of a step, what is trained, and by which rule."""
     sequences = job.data.micro_batch * job.data.grad_accum * job.layout.dp
-    return job.data.seq_len, sequences, job.lora, job.optimizer.name, job.optimizer.state
+    return job.data.seq_len, sequences, job.lora, job.precision.params, job.optimizer.name, job.optimizer.state
 
 
 def with_budget(job: Job, budget_bytes: int | None) -> Job:
