@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -94,19 +95,22 @@ class Search:
             yield from self._together(options)
 
     def on_host(self) -> Iterator[Advice]:
-        """What leaves a node more of its own memory, by seconds lost for its bytes, up to the first that fits."""
+        """What leaves a node more of its own memory, by seconds lost for its bytes, then more nodes, up to the first that fits."""
         before = self.before.host_bytes
-        options = [
-            option
-            for change in (*off_host(self.job), *more_nodes(self.job))
-            if (job := changed(self.job, change)) is not None
-            and (option := Option(change, job)).least is not None
-            and option.host_bytes < before
-        ]
-        for option in sorted(options, key=lambda one: self._lost(one) / (before - one.host_bytes)):
+        here = sorted(self._off_host(off_host(self.job)), key=lambda one: self._lost(one) / (before - one.host_bytes))
+        for option in chain(here, self._off_host(more_nodes(self.job))):
             yield self._advice(option)
             if option.verdict == "fits" and self.job.cluster.host_memory_bytes is not None:
                 return
+
+    def _off_host(self, changes: Iterable[Change]) -> Iterator[Option]:
+        for change in changes:
+            other = changed(self.job, change)
+            if other is None:
+                continue
+            option = Option(change, other)
+            if option.least is not None and option.host_bytes < self.before.host_bytes:
+                yield option
 
     def _ranked(self) -> Iterator[Option]:
         """What loses no time, then by seconds lost for each byte freed, then other work and other machines.
