@@ -63,12 +63,12 @@ def test_between_points_seconds_of_a_flop_are_linear_in_logarithms(tmp_path: Pat
 
 
 def test_an_op_of_few_bytes_takes_its_start_and_one_of_many_the_last_rate(tmp_path: Path) -> None:
-    series = Moved(kind="copy", backward=False, bytes=(1e4, 1e6), seconds=(1e-5, 1e-4))
+    series = Moved(kind="copy", dtype="fp32", backward=False, bytes=(1e4, 1e6), seconds=(1e-5, 1e-4))
     one = replace(measured(tmp_path), traffic=(series,))
-    assert traffic_s(one, "copy", 1, backward=False) == 1e-5
-    assert traffic_s(one, "copy", 1e5, backward=True) == pytest.approx((1e-5 * 1e-4) ** 0.5)
-    assert traffic_s(one, "copy", 1e8, backward=False) == pytest.approx(1e-2)
-    assert traffic_s(one, "copy", 0, backward=False) == 0.0
+    assert traffic_s(one, "copy", "fp32", 1, backward=False) == 1e-5
+    assert traffic_s(one, "copy", "fp32", 1e5, backward=True) == pytest.approx((1e-5 * 1e-4) ** 0.5)
+    assert traffic_s(one, "copy", "fp32", 1e8, backward=False) == pytest.approx(1e-2)
+    assert traffic_s(one, "copy", "fp32", 0, backward=False) == 0.0
 
 
 def test_a_type_that_was_not_measured_is_unsupported(tmp_path: Path) -> None:
@@ -79,6 +79,15 @@ def test_a_type_that_was_not_measured_is_unsupported(tmp_path: Path) -> None:
         matmul_flops_per_s(one, "fp16", "forward", 128, 128, 128)
     with pytest.raises(Unsupported, match="attention in fp16 was not measured"):
         attention_flops_per_s(one, "fp16", 64, 128, True, False)
+    with pytest.raises(Unsupported, match="an op of kind norm in fp16 was not measured"):
+        traffic_s(one, "norm", "fp16", 1e6, backward=False)
+
+
+def test_ops_in_16_bits_take_what_was_measured_of_them(tmp_path: Path) -> None:
+    one = measured(tmp_path)
+    assert traffic_s(one, "copy", "bf16", 1e8, backward=False) == 2 * traffic_s(
+        one, "copy", "fp32", 1e8, backward=False
+    )
 
 
 def test_matmuls_of_a_step_take_what_was_measured(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""A calibration file of round numbers: 100 GFLOP/s in fp32, 400 in bf16, 10 GB/s, gloo at 1 GB/s, nothing hidden."""
+"""A calibration file of round numbers: 100 GFLOP/s in fp32, 400 in bf16; 10 GB/s in fp32, 5 in bf16; gloo at 1 GB/s, nothing hidden."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _HEAD = """\
-schema = 1
+schema = 2
 date = "2026-11-30"
 source = "a test"
 [device]
@@ -41,7 +41,9 @@ def _run(processes: int) -> str:
                 for causal in ("true", "false")
             ]
     rows += [
-        f'[[run.memory]]\nkind = "{kind}"\nbackward = false\nbytes = [10000, 100000000]\nseconds = [1e-6, 1e-2]\n'
+        f'[[run.memory]]\nkind = "{kind}"\ndtype = "{dtype}"\nbackward = false\nbytes = [10000, 100000000]\n'
+        f"seconds = [{seconds}]\n"
+        for dtype, seconds in (("fp32", "1e-6, 1e-2"), ("bf16", "2e-6, 2e-2"))
         for kind in ("pointwise", "norm", "softmax", "cross_entropy", "permute", "copy", "optimizer")
     ]
     if processes > 1:

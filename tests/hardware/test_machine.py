@@ -90,7 +90,7 @@ def test_a_card_of_the_catalogue_stays_one_but_for_its_speed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("schema = 1", "schema = 2", "schema = 2: is of another version; allowed: 1"),
+        ("schema = 2", "schema = 1", "schema = 1: is of another version; allowed: 2"),
         (
             "flops_per_s = [100000000000.0, 100000000000.0]",
             "flops_per_s = []",

@@ -1,4 +1,4 @@
-"""What a norm out of single ops moves through memory, held against the ops that torch itself runs."""
+"""What ops that memory bounds move, a norm of single ops held against those that torch itself runs, and what they compute in."""
 
 from __future__ import annotations
 
@@ -77,3 +77,15 @@ def _told(version: str) -> tuple[int, int]:
 
 def _bytes(passes: Iterable[Pass]) -> int:
     return sum(one.bytes for work in passes for one in work.traffic)
+
+
+def test_what_an_op_computes_in_is_the_widest_type_that_it_touches() -> None:
+    """A llama's norm in bf16 goes up to fp32 and back; its last product, the stream and the activation are bf16."""
+    job = read_job({**JOB, "stack": "transformers", "precision": "bf16"})
+    model = build(job.model)
+    layer = next(run.block for run in model.runs if run.block.role == "layer")
+    found = {
+        one.name: kernel.dtype for one in block_work(layer, context_of(job, model)) for kernel in one.forward.traffic
+    }
+    assert found["input_norm.square"] == found["input_norm.narrow"] == "fp32"
+    assert found["attention_in"] == found["middle"] == found["product"] == "bf16"

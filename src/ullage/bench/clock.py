@@ -30,6 +30,7 @@ class Pool:
     """Memory larger than the caches, of one type. Its numbers are random: a processor works less on equal ones."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, n_bytes: int) -> None:
+        self.itemsize = dtype.itemsize
         self._flat = torch.randn(n_bytes // dtype.itemsize, device=device, dtype=torch.float32).to(dtype)
         self._next = 0
 

@@ -31,11 +31,27 @@ _LEAST_ROUNDS = 2
 
 
 @dataclass(kw_only=True)
+class _Moved:
+    """ops: that the task's seconds are of. bytes: counted of each."""
+
+    kind: str
+    dtype: str
+    backward: bool
+    ops: int
+    bytes: float
+    task: Task
+
+    @property
+    def series(self) -> tuple[str, str, bool]:
+        return self.kind, self.dtype, self.backward
+
+
+@dataclass(kw_only=True)
 class _Plan:
-    """Everything that is timed. moved: what is counted of each task."""
+    """Everything that is timed."""
 
     grids: list[Grid] = field(default_factory=list)
-    moved: list[tuple[str, bool, int, float, Task]] = field(default_factory=list)  # kind, backward, ops, bytes, task
+    moved: list[_Moved] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     sent: list[collectives.Sent] = field(default_factory=list)
     products: list[Task] = field(default_factory=list)
@@ -44,7 +60,7 @@ class _Plan:
     def by_table(self) -> list[list[Task]]:
         tables = [
             [task for grid in self.grids for task in grid.tasks.values()],
-            [task for *_, task in self.moved],
+            [one.task for one in self.moved],
             [one.task for one in self.points],
             self.products + [one.task for one in self.sent] + self.engines,
         ]
@@ -133,14 +149,15 @@ def _planned(told: Extent, clock: Clock, *, quick: bool) -> _Plan:
                 for backward in (False, True)
                 for seq in told.seq
             ]
-    pool = Pool(device, torch.float32, max(_POOL_BYTES, 2 * told.moved_bytes[-1]))
-    for kind in traffic.KINDS:
-        for size in told.moved_bytes:
-            counted, task = traffic.task(kind, size, pool)
-            plan.moved.append((kind.kind, kind.backward, kind.ops, counted, task))
+    for name, dtype in DTYPES.items():
+        if quick and name == "fp16":
+            continue
+        pool = Pool(device, dtype, max(_POOL_BYTES, 2 * told.moved_bytes[-1]))
+        plan.moved += [_moved(kind, name, size, pool) for kind in traffic.KINDS for size in told.moved_bytes]
     for numel in told.optimizer_numel:
         counted, task = traffic.optimizer_task(numel, device)
-        plan.moved.append(("optimizer", False, 1, counted, task))
+        plan.moved.append(_Moved(kind="optimizer", dtype="fp32", backward=False, ops=1, bytes=counted, task=task))
+    pool = Pool(device, torch.float32, max(_POOL_BYTES, 2 * told.moved_bytes[-1]))
     if distributed.is_initialized():
         plan.engines = [engines.alone(device), engines.sharded(device), engines.split(device)]
         product = collectives.product_task(pool)
@@ -149,6 +166,11 @@ def _planned(told: Extent, clock: Clock, *, quick: bool) -> _Plan:
             collectives.sent(kind, size, pool, product) for kind in collectives.KINDS for size in told.payload_bytes
         ]
     return plan
+
+
+def _moved(kind: traffic.Kind, dtype: str, size: int, pool: Pool) -> _Moved:
+    counted, task = traffic.task(kind, size, pool)
+    return _Moved(kind=kind.kind, dtype=dtype, backward=kind.backward, ops=kind.ops, bytes=counted, task=task)
 
 
 def _pool_bytes(told: Extent, dtype: torch.dtype) -> int:
@@ -161,14 +183,13 @@ _POOL_BYTES = 128 * MIB
 
 
 def _series(plan: _Plan, seconds: dict[int, float]) -> Iterator[Moved]:
-    for kind, backward in dict.fromkeys((kind, backward) for kind, backward, *_ in plan.moved):
-        found = {
-            counted: seconds[id(task)] / ops
-            for one, back, ops, counted, task in plan.moved
-            if (one, back) == (kind, backward)
-        }
+    for series in dict.fromkeys(one.series for one in plan.moved):
+        kind, dtype, backward = series
+        found = {one.bytes: seconds[id(one.task)] / one.ops for one in plan.moved if one.series == series}
         sizes = tuple(sorted(found))
-        yield Moved(kind=kind, backward=backward, bytes=sizes, seconds=tuple(found[size] for size in sizes))
+        yield Moved(
+            kind=kind, dtype=dtype, backward=backward, bytes=sizes, seconds=tuple(found[size] for size in sizes)
+        )
 
 
 def _attended(plan: _Plan, seconds: dict[int, float]) -> Iterator[Attended]:

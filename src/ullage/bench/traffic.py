@@ -21,11 +21,11 @@ VOCABULARY = 4096
 
 @dataclass(kw_only=True)
 class Kind:
-    """kind: of calibration/memory.py. bytes: counted of one element of x, all its ops together. ops: as many."""
+    """kind: of calibration/memory.py. tensors: of x's size that are counted, all its ops together. ops: as many."""
 
     kind: str
     backward: bool
-    bytes: int
+    tensors: int
     ops: int
     made: Callable[[Drawn], Run]
     width: int = WIDTH
@@ -97,30 +97,31 @@ def _back(result: torch.Tensor, leaves: tuple[torch.Tensor, ...], gradient: torc
     return lambda: torch.autograd.grad(result, leaves, gradient, retain_graph=True)
 
 
-# Bytes of an fp32 element as timing/traffic.py counts them: forward what is read and written, backward what was saved, the gradient,
-# and the gradients of the inputs.
+# Tensors as timing/traffic.py counts them: forward what is read and written, backward what was saved, the gradient, and the gradients of
+# the inputs.
 KINDS = (
-    Kind(kind="pointwise", backward=False, bytes=12, ops=1, made=_multiplied),
-    Kind(kind="pointwise", backward=True, bytes=20, ops=1, made=_multiplied_back),
-    Kind(kind="norm", backward=False, bytes=20, ops=3, made=_normed),
-    Kind(kind="norm", backward=True, bytes=32, ops=3, made=_normed_back),
-    Kind(kind="softmax", backward=False, bytes=8, ops=1, made=_softmax, width=VOCABULARY),
-    Kind(kind="softmax", backward=True, bytes=12, ops=1, made=_softmax_back, width=VOCABULARY),
-    Kind(kind="cross_entropy", backward=False, bytes=4, ops=1, made=_loss, width=VOCABULARY),
-    Kind(kind="cross_entropy", backward=True, bytes=8, ops=1, made=_loss_back, width=VOCABULARY),
-    Kind(kind="permute", backward=False, bytes=8, ops=1, made=_permuted),
-    Kind(kind="copy", backward=False, bytes=8, ops=1, made=_copied),
+    Kind(kind="pointwise", backward=False, tensors=3, ops=1, made=_multiplied),
+    Kind(kind="pointwise", backward=True, tensors=5, ops=1, made=_multiplied_back),
+    Kind(kind="norm", backward=False, tensors=5, ops=3, made=_normed),
+    Kind(kind="norm", backward=True, tensors=8, ops=3, made=_normed_back),
+    Kind(kind="softmax", backward=False, tensors=2, ops=1, made=_softmax, width=VOCABULARY),
+    Kind(kind="softmax", backward=True, tensors=3, ops=1, made=_softmax_back, width=VOCABULARY),
+    Kind(kind="cross_entropy", backward=False, tensors=1, ops=1, made=_loss, width=VOCABULARY),
+    Kind(kind="cross_entropy", backward=True, tensors=2, ops=1, made=_loss_back, width=VOCABULARY),
+    Kind(kind="permute", backward=False, tensors=2, ops=1, made=_permuted),
+    Kind(kind="copy", backward=False, tensors=2, ops=1, made=_copied),
 )
 
 
 def task(kind: Kind, counted_bytes: int, pool: Pool) -> tuple[float, Task]:
-    """Of about ``counted_bytes`` an op: what is counted exactly, and the task, whose seconds are of all the kind's ops. pool: of fp32."""
-    rows = max(1, round(counted_bytes * kind.ops / kind.bytes / kind.width))
+    """Of about ``counted_bytes`` an op: what is counted exactly, and the task, whose seconds are of all its ops. pool: of its type."""
+    row_bytes = kind.width * kind.tensors * pool.itemsize
+    rows = max(1, round(counted_bytes * kind.ops / row_bytes))
 
     def made() -> Run:
         return in_turn([kind.made(lambda: pool.view(rows, kind.width)) for _ in range(COPIES)])
 
-    return rows * kind.width * kind.bytes / kind.ops, Task(prepared=made)
+    return rows * row_bytes / kind.ops, Task(prepared=made)
 
 
 # -- the optimizer

@@ -59,6 +59,7 @@ def _run(run: Measured) -> Iterator[str]:
     for moved in run.traffic:
         yield "\n[[run.memory]]"
         yield f"kind = {_quoted(moved.kind)}"
+        yield f"dtype = {_quoted(moved.dtype)}"
         yield f"backward = {json.dumps(moved.backward)}"
         yield f"bytes = {_whole(moved.bytes)}"
         yield f"seconds = {_figures(moved.seconds)}"

@@ -49,14 +49,15 @@ def attention_flops_per_s(
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def traffic_s(measured: Measured, kind: str, moved_bytes: float, *, backward: bool) -> float:
+def traffic_s(measured: Measured, kind: str, dtype: str, moved_bytes: float, *, backward: bool) -> float:
     """Of one op that reads and writes ``moved_bytes``; of none, nothing. A kind that was measured forward alone is as fast backward."""
     if moved_bytes <= 0:
         return 0.0
-    series = {one.backward: one for one in measured.traffic if one.kind == kind}
+    series = {one.backward: one for one in measured.traffic if (one.kind, one.dtype) == (kind, dtype)}
     found: Moved | None = series.get(backward) or series.get(not backward)
     if found is None:
-        raise _unmeasured(measured, f"an op of kind {kind}", [one.kind for one in measured.traffic])
+        known = [f"{one.kind} in {one.dtype}" for one in measured.traffic]
+        raise _unmeasured(measured, f"an op of kind {kind} in {dtype}", known)
     sizes, seconds = found.bytes, found.seconds
     if moved_bytes <= sizes[0]:
         return seconds[0]

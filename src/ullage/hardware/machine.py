@@ -22,7 +22,7 @@ from ullage.units import MIB
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 THIS = "this-machine"
 """How a job's cluster names the machine that the file at ``usual_place`` was measured on."""
 _SUFFIX = ".toml"
@@ -244,6 +244,7 @@ def _moved(one: _Table) -> Moved:
     sizes = one.numbers("bytes", rising=True)
     return Moved(
         kind=one.get("kind", str),
+        dtype=one.get("dtype", str),
         backward=one.get("backward", bool),
         bytes=sizes,
         seconds=one.numbers("seconds", rising=False, count=len(sizes)),

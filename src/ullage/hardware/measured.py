@@ -26,9 +26,13 @@ class Multiplied:
 
 @frozen
 class Moved:
-    """Seconds of one op that memory bounds, by the bytes that it reads and writes; both rise. The least of them is the op's start."""
+    """Seconds of one op that memory bounds, by the bytes that it reads and writes; both rise. The least of them is the op's start.
+
+    dtype: of its tensors, which a CPU converts where it computes in fp32.
+    """
 
     kind: str
+    dtype: str
     backward: bool
     bytes: tuple[float, ...]
     seconds: tuple[float, ...]

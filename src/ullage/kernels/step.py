@@ -14,12 +14,13 @@ from ullage.model.graph import Dim, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor that a step makes. ``what`` and ``formula`` are what the ledger prints."""
+    """A tensor that a step makes. ``what`` and ``formula`` are what the ledger prints. dtype: of its elements, "" where nobody says."""
 
     name: str
     bytes: int
     what: str = ""
     formula: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Context:
         numel = self.numel(dims) * copies
         factors = " x ".join([f"{dim} {self.size(dim)}" if isinstance(dim, str) else str(dim) for dim in dims])
         formula = f"{factors}{f' x {copies}' if copies > 1 else ''} x {dtypes.bits(dtype) / 8:g} B ({dtype})"
-        return Buffer(name, dtypes.size_bytes(numel, dtype), what or name, formula)
+        return Buffer(name, dtypes.size_bytes(numel, dtype), what or name, formula, dtype)
 
     def tensor(self, tensor: Tensor, what: str = "") -> Buffer:
         """A tensor of the graph, in the type that the graph gives it or else the compute type."""

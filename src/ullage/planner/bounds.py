@@ -179,7 +179,7 @@ def outside_bound_s(job: Job, held: Held, time: StageTime) -> float:
     overlaps = job.engine.name in ("ddp", "zero1") or options.get("overlap_grad_reduce") is True
     gathers = options.get("overlap_param_gather") is True
     # a backward may run its whole forward again, and adds up its gradients
-    summed = moved_s(device, numel * accumulated_bytes(job, compute_of(job)))
+    summed = moved_s(device, numel * accumulated_bytes(job, compute_of(job)), dtype=job.precision.grads)
     last = time.shortest_backward_s + time.shortest_forward_s + summed
     for one in replica_reductions(job, held):
         found += reductions(job) * max(0.0, exchange_cost(job, one).seconds - (last if overlaps else 0.0))

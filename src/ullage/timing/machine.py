@@ -105,15 +105,15 @@ def traffic_s(device: Device, work: Traffic, *, backward: bool) -> float:
     if not work.bytes:
         return 0.0
     if device.measured is not None:
-        return measured_traffic_s(device.measured, work.kind, work.bytes, backward=backward)
+        return measured_traffic_s(device.measured, work.kind, work.dtype, work.bytes, backward=backward)
     share = memory_efficiency(device, work.kind).value
     return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
 
 
-def moved_s(device: Device, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
-    """Bytes read and written by kernels so large that their start does not count."""
+def moved_s(device: Device, moved_bytes: float, kind: MemoryKind = "pointwise", dtype: str = "fp32") -> float:
+    """Bytes read and written by kernels so large that their start does not count. dtype: what they compute in."""
     if device.measured is not None:
-        return measured_traffic_s(device.measured, kind, moved_bytes, backward=False)
+        return measured_traffic_s(device.measured, kind, dtype, moved_bytes, backward=False)
     return moved_bytes / (bandwidth_bytes_per_s(device) * memory_efficiency(device, kind).value)
 
 

@@ -247,7 +247,8 @@ class Stage:
         if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
             return 0.0
         numel = sum(self._numel(block, trained=True) * count for block, _, count in self.runs[at])
-        return self._moved_s(numel * accumulated_bytes(self.job, self.context.compute))
+        moved = numel * accumulated_bytes(self.job, self.context.compute)
+        return moved_s(self.job.cluster.device, moved, dtype=self.job.precision.grads)
 
     def _numel(self, block: Block, *, trained: bool = False) -> int:
         """trained: of those alone that have gradients."""

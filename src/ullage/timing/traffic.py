@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
@@ -13,11 +13,33 @@ from ullage.timing.work import OpWork, Pass, Traffic
 
 def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[OpWork]:
     """Everything of a block that is no matmul, no fused attention and nothing on a wire. named: steps that are."""
-    sizes = _sizes(block, steps, context)
+    sizes, types = _sizes(block, steps, context), _types(block, steps, context)
     for step in _pointwise(steps, named, context):
-        yield _kernel(step, sizes, context)
+        yield _kernel(step, sizes, types, context)
     yield from _views(steps, sizes)
-    yield from _accumulations(steps, sizes)
+    yield from _accumulations(steps, sizes, types)
+
+
+_FLOATS = {"fp16": 1, "bf16": 1, "fp32": 2}
+"""Types that an op of this kind computes in, by their width."""
+
+
+def _types(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, str]:
+    """Of tensors of floating numbers, by name."""
+    types = {block.input.name: context.residual}
+    for step in steps:
+        for buffer in (*step.writes, *step.scratch, *step.backward_scratch):
+            types[buffer.name] = buffer.dtype or context.compute
+        for view, of in step.aliases:
+            if of in types:
+                types[view.name if isinstance(view, Buffer) else view] = types[of]
+    return {name: dtype for name, dtype in types.items() if dtype in _FLOATS}
+
+
+def _widest(step: Step, types: Mapping[str, str], context: Context) -> str:
+    made = (buffer.name for buffer in (*step.writes, *step.scratch))
+    known = [types[name] for name in (*step.reads, *made) if name in types]
+    return max(known, key=_FLOATS.__getitem__, default=context.compute)
 
 
 def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
@@ -72,12 +94,13 @@ def _kinds(step: Step, context: Context) -> tuple[MemoryKind, MemoryKind]:
     return kind, kind
 
 
-def _kernel(step: Step, sizes: dict[str, int], context: Context) -> OpWork:
+def _kernel(step: Step, sizes: dict[str, int], types: Mapping[str, str], context: Context) -> OpWork:
     """Forward: reads what it takes, writes what it makes. Backward: reads what it saved and the gradient, writes the inputs'.
 
     A tensor that lives for the moment of the step alone is what one of its kernels writes and another reads.
     """
     kind, kind_back = _kinds(step, context)
+    dtype = _widest(step, types, context)
     read = sum(sizes.get(name, 0) for name in step.reads)
     written = sum(buffer.bytes for buffer in step.writes)
     made = step.writes[0].bytes if step.writes else 0
@@ -90,8 +113,8 @@ def _kernel(step: Step, sizes: dict[str, int], context: Context) -> OpWork:
     return OpWork(
         name=step.name,
         module=step.module,
-        forward=Pass(traffic=(Traffic(bytes=forward, kind=kind),)),
-        backward=Pass(traffic=(Traffic(bytes=back, kind=kind_back),) if back or step.moves else ()),
+        forward=Pass(traffic=(Traffic(bytes=forward, kind=kind, dtype=dtype),)),
+        backward=Pass(traffic=(Traffic(bytes=back, kind=kind_back, dtype=dtype),) if back or step.moves else ()),
     )
 
 
@@ -108,7 +131,7 @@ def _views(steps: tuple[Step, ...], sizes: dict[str, int]) -> list[OpWork]:
     return found
 
 
-def _accumulations(steps: tuple[Step, ...], sizes: dict[str, int]) -> list[OpWork]:
+def _accumulations(steps: tuple[Step, ...], sizes: dict[str, int], types: Mapping[str, str]) -> list[OpWork]:
     """A tensor that two steps read has two gradients, which autograd adds: two reads and a write."""
     readers: dict[str, int] = {}
     for step in steps:
@@ -120,7 +143,9 @@ def _accumulations(steps: tuple[Step, ...], sizes: dict[str, int]) -> list[OpWor
             name=f"sum of the gradients of {name}",
             module="",
             forward=Pass(),
-            backward=Pass(traffic=tuple(Traffic(bytes=3 * sizes.get(name, 0)) for _ in range(count - 1))),
+            backward=Pass(
+                traffic=(Traffic(bytes=3 * sizes.get(name, 0), dtype=types.get(name, "fp32")),) * (count - 1)
+            ),
         )
         for name, count in readers.items()
         if count > 1 and sizes.get(name)
