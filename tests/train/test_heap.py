@@ -14,17 +14,25 @@ from ullage.train import heap
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-if not getattr(heap, sys.argv[1])():
+def kept():
+    before = resident()
+    held = [bytearray(64 << 20) for _ in range(4)]
+    del held
+    return resident() - before
+
+if sys.argv[1] == "on_ranks":
+    from ullage.train.ranks import on_ranks
+    print(on_ranks(kept, (), 1))
+elif getattr(heap, sys.argv[1])():
+    print(kept())
+else:
     sys.exit(77)
-before = resident()
-held = [bytearray(64 << 20) for _ in range(4)]
-del held
-print(resident() - before)
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("keep_what_is_freed", 250, 300), ("give_back_what_is_freed", -50, 10)]
+    ("name", "least", "most"),
+    [("keep_what_is_freed", 250, 300), ("give_back_what_is_freed", -50, 10), ("on_ranks", 250, 300)],
 )
 def test_what_was_freed(name: str, least: int, most: int) -> None:
     done = subprocess.run([sys.executable, "-c", _RESIDENT, name], capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from ullage.errors import InvalidInput, UllageError
-from ullage.train.heap import keep_what_is_freed
+from ullage.train.heap import keep_what_is_freed, keeping_what_is_freed
 from ullage.train.places import Place, place
 
 _LINES = 12
@@ -29,7 +29,7 @@ def on_ranks(function: Callable[..., Any], arguments: tuple[object, ...], world:
     """``function(*arguments)`` on ``world`` ranks: rank 0's answer.
 
     Where a launcher has set a rank, this process is that rank and returns its own answer. Raises the UllageError of the first rank that
-    fails; the agent ends the others within seconds.
+    fails; the agent ends the others within seconds. On the CPU a rank keeps what it frees, a single one for as long as it runs.
     """
     found = place()
     if found is not None:
@@ -37,7 +37,8 @@ def on_ranks(function: Callable[..., Any], arguments: tuple[object, ...], world:
             return function(*arguments)
     if world == 1:
         _use_cores(1)
-        return function(*arguments)
+        with keeping_what_is_freed():
+            return function(*arguments)
     return _started(function, arguments, world)
 
 
