@@ -28,6 +28,7 @@ SGD = {"name": "sgd", "impl": "foreach"}
 FOUR = {"grad_accum": 1}  # the same eight sequences a step on four ranks
 ONE = {"grad_accum": 4}
 PP = {"pp": 2, "pp_split": [2, 1]}
+SP = {"tp": 2, "sp": True}
 MORE = {"dora": True, "modules_to_save": ["lm_head"]}
 TIED = {"tie_word_embeddings": True}
 FOUR_LAYERS = {"num_hidden_layers": 4}
@@ -41,6 +42,7 @@ JOBS = {
     "DDP, fp16": job_of("ddp", 2, precision="fp16-mixed"),
     "ZeRO-3, bf16": job_of("fsdp2", 2, precision="bf16-mixed"),
     "TP": job_of("fsdp2", 2, layout={"tp": 2}, data=ONE),
+    "TP along the sequence": job_of("fsdp2", 2, layout=SP, data=ONE),
     "SGD, momentum": job_of("ddp", 2, optimizer=SGD, options={"momentum": 0.9}),
     "SGD": job_of("fsdp2", 2, optimizer=SGD),
     "1F1B, tied": job_of("fsdp2", 2, layout=PP, model=TIED),
@@ -83,6 +85,8 @@ OTHER_LAYOUTS = {
     "ZeRO-1 to DDP": ("ZeRO-1", job_of("ddp", 2)),
     "ZeRO-3 to ZeRO-1": ("ZeRO-3", job_of("zero1", 2)),
     "ZeRO-3 to TP": ("ZeRO-3", job_of("fsdp2", 2, layout={"tp": 2}, data=ONE)),
+    "ZeRO-3 to TP along the sequence": ("ZeRO-3", job_of("fsdp2", 2, layout=SP, data=ONE)),
+    "TP along the sequence to DDP": ("TP along the sequence", job_of("ddp", 2)),
     "TP to DDP": ("TP", job_of("ddp", 2)),
     "ZeRO-3 to ZeRO-3 and TP on four": ("ZeRO-3", job_of("fsdp2", 4, layout={"dp": 2, "tp": 2})),
     "DDP to ZeRO-3 on four": ("DDP", job_of("fsdp2", 4, data=FOUR)),

@@ -8,6 +8,10 @@ from ullage.train.places import Place, first_node, is_first, place
 TORCHRUN = {
     "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "1234",
 }  # fmt: skip
+DEEPSPEED = {  # launcher/launch.py, main
+    "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2", "MASTER_ADDR": "host0",
+    "MASTER_PORT": "29500",
+}  # fmt: skip
 SLURM = {
     "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "gpu[07-08]",
     "SLURM_TASKS_PER_NODE": "4(x2)",
@@ -16,6 +20,10 @@ SLURM = {
 
 def test_torchruns_environment() -> None:
     assert place(TORCHRUN) == Place(rank=5, local_rank=1, world=8, local_world=4, master="host0", port=1234)
+
+
+def test_deepspeeds_environment() -> None:
+    assert place(DEEPSPEED) == Place(rank=5, local_rank=1, world=8, local_world=4, master="host0", port=29500)
 
 
 def test_slurms_environment() -> None:

@@ -106,7 +106,7 @@ def _ranks(found: Measured) -> Table:
 
 
 def step_line(step: Step, predicted_bytes: int | None, capacity_bytes: int) -> str:
-    """``step 12/500  loss 3.1416  1,234 tokens/s  MFU 41.0 %  41.20 GiB of 42.03 predicted, 79.11 there``."""
+    """``step 12/500  loss 3.1416  1,234 tokens/s  MFU 41.0 %  41.20 GiB allocated (42.03 GiB predicted, 79.11 GiB there)``."""
     parts = [
         f"step {step.step:,}/{step.steps:,}",
         f"loss {_loss(step)}" + (" (skipped: fp16 overflow)" if step.skipped else ""),
