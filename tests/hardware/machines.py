@@ -44,7 +44,7 @@ def _run(processes: int) -> str:
         f'[[run.memory]]\nkind = "{kind}"\ndtype = "{dtype}"\nbackward = false\nbytes = [10000, 100000000]\n'
         f"seconds = [{seconds}]\n"
         for dtype, seconds in (("fp32", "1e-6, 1e-2"), ("bf16", "2e-6, 2e-2"))
-        for kind in ("pointwise", "norm", "softmax", "cross_entropy", "permute", "copy", "optimizer")
+        for kind in ("pointwise", "tanh", "norm", "softmax", "cross_entropy", "permute", "copy", "optimizer")
     ]
     if processes > 1:
         rows += [

@@ -79,7 +79,7 @@ def _bytes(passes: Iterable[Pass]) -> int:
     return sum(one.bytes for work in passes for one in work.traffic)
 
 
-def test_what_an_op_computes_in_is_the_widest_type_that_it_touches() -> None:
+def test_an_op_is_of_the_type_that_most_of_its_bytes_are_of() -> None:
     """A llama's norm in bf16 goes up to fp32 and back; its last product, the stream and the activation are bf16."""
     job = read_job({**JOB, "stack": "transformers", "precision": "bf16"})
     model = build(job.model)

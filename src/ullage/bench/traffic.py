@@ -41,6 +41,16 @@ def _multiplied_back(drawn: Drawn) -> Run:
     return _back(one * other, (one, other), drawn())
 
 
+def _tanh(drawn: Drawn) -> Run:
+    x = drawn()
+    return lambda: x.tanh()
+
+
+def _tanh_back(drawn: Drawn) -> Run:
+    x = drawn().requires_grad_()
+    return _back(x.tanh(), (x,), drawn())
+
+
 def _normed(drawn: Drawn) -> Run:
     """RMSNorm as layer code writes it: a square, its mean and a product; the row's own numbers do not count."""
     x = drawn()
@@ -102,6 +112,8 @@ def _back(result: torch.Tensor, leaves: tuple[torch.Tensor, ...], gradient: torc
 KINDS = (
     Kind(kind="pointwise", backward=False, tensors=3, ops=1, made=_multiplied),
     Kind(kind="pointwise", backward=True, tensors=5, ops=1, made=_multiplied_back),
+    Kind(kind="tanh", backward=False, tensors=2, ops=1, made=_tanh),
+    Kind(kind="tanh", backward=True, tensors=3, ops=1, made=_tanh_back),
     Kind(kind="norm", backward=False, tensors=5, ops=3, made=_normed),
     Kind(kind="norm", backward=True, tensors=8, ops=3, made=_normed_back),
     Kind(kind="softmax", backward=False, tensors=2, ops=1, made=_softmax, width=VOCABULARY),

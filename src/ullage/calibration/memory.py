@@ -10,14 +10,26 @@ from ullage.hardware.catalogue import device as catalogued
 from ullage.hardware.cluster import Device
 
 MemoryKind = Literal[
-    "pointwise", "norm", "early_norm", "early_norm_backward", "softmax", "cross_entropy", "optimizer", "permute", "copy"
+    "pointwise",
+    "tanh",
+    "norm",
+    "early_norm",
+    "early_norm_backward",
+    "softmax",
+    "cross_entropy",
+    "optimizer",
+    "permute",
+    "copy",
 ]
 """early_norm: of apex and Megatron until 2021-10."""
+_ON_A_GPU: dict[str, MemoryKind] = {"tanh": "pointwise"}
+"""Kinds that are told apart where they are measured: a CPU computes a tanh for ten times as long as it moves it."""
 
 
 @functools.cache
 def memory_efficiency(device: Device, kind: MemoryKind) -> Value:
     """Share of the device's HBM bandwidth that a kernel of ``kind`` reaches; its bytes are each read and each write once."""
+    kind = _ON_A_GPU.get(kind, kind)
     data = table("memory")
     name, provenance = speaker("memory", device)
     row = data["devices"][name].get(kind)

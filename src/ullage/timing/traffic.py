@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ullage.calibration.memory import MemoryKind
@@ -20,15 +21,15 @@ def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str]
     yield from _accumulations(steps, sizes, types)
 
 
-_FLOATS = {"fp16": 1, "bf16": 1, "fp32": 2}
-"""Types that an op of this kind computes in, by their width."""
+_FLOATS = ("fp32", "bf16", "fp16")
+"""Types that an op of this kind computes in."""
 
 
 def _types(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, str]:
     """Of tensors of floating numbers, by name."""
     types = {block.input.name: context.residual}
     for step in steps:
-        for buffer in (*step.writes, *step.scratch, *step.backward_scratch):
+        for buffer in step.writes:
             types[buffer.name] = buffer.dtype or context.compute
         for view, of in step.aliases:
             if of in types:
@@ -36,10 +37,13 @@ def _types(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str,
     return {name: dtype for name, dtype in types.items() if dtype in _FLOATS}
 
 
-def _widest(step: Step, types: Mapping[str, str], context: Context) -> str:
-    made = (buffer.name for buffer in (*step.writes, *step.scratch))
-    known = [types[name] for name in (*step.reads, *made) if name in types]
-    return max(known, key=_FLOATS.__getitem__, default=context.compute)
+def _type_of(step: Step, sizes: Mapping[str, int], types: Mapping[str, str], context: Context) -> str:
+    """What most of the bytes that it reads and writes are of."""
+    moved: Counter[str] = Counter()
+    for name in (*step.reads, *(buffer.name for buffer in step.writes)):
+        if name in types:
+            moved[types[name]] += sizes.get(name, 0)
+    return moved.most_common(1)[0][0] if moved else context.compute
 
 
 def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
@@ -77,6 +81,7 @@ def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context)
 
 
 _KINDS: tuple[tuple[str, MemoryKind], ...] = (
+    ("tanh", "tanh"),
     ("norm", "norm"),
     ("softmax", "softmax"),
     ("probabilities", "softmax"),
@@ -100,7 +105,7 @@ def _kernel(step: Step, sizes: dict[str, int], types: Mapping[str, str], context
     A tensor that lives for the moment of the step alone is what one of its kernels writes and another reads.
     """
     kind, kind_back = _kinds(step, context)
-    dtype = _widest(step, types, context)
+    dtype = _type_of(step, sizes, types, context)
     read = sum(sizes.get(name, 0) for name in step.reads)
     written = sum(buffer.bytes for buffer in step.writes)
     made = step.writes[0].bytes if step.writes else 0

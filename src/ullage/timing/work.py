@@ -65,8 +65,8 @@ class Attention:
 
 @frozen
 class Traffic:
-    """Bytes that one kernel reads and writes; none: a view. kind: what calibration knows it by. dtype: what it computes in, the widest
-    type that it reads or writes: a CPU converts 16-bit numbers to compute with them."""
+    """Bytes that one kernel reads and writes; none: a view. kind: what calibration knows it by. dtype: of most of those bytes: a
+    CPU converts 16-bit numbers to compute with them."""
 
     bytes: int
     kind: MemoryKind = "pointwise"
