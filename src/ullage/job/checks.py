@@ -7,6 +7,7 @@ errors, a reader raises the first, and both show the warnings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from ullage.errors import Contradiction, Infeasible, InvalidInput, UllageError
 from ullage.frozen import frozen
@@ -64,6 +65,7 @@ def warning(key: str, value: object, what: str, remedy: str) -> Violation:
     return Violation(code="warning", key=key, value=value, what=what, remedy=remedy)
 
 
+@lru_cache(maxsize=256)
 def divisors_of(number: int) -> str:
     """``use 1, 2, 4 or 8``: what divides ``number``, the small ones where there are many."""
     found = [divisor for divisor in range(1, min(number, 4096) + 1) if number % divisor == 0]
