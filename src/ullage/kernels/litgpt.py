@@ -73,7 +73,7 @@ def left(block: Block, context: Context) -> tuple[Buffer, ...]:
     kept = {name: None for step in steps if step.op == quantised.OP for name in step.saves}
     roots = {_root(name, viewed): None for name in kept}
     what = "input of a 4-bit linear, of the micro-batch before"
-    return tuple(replace(made[name], what=what) for name in roots if name in made)
+    return tuple(made[name]._replace(what=what) for name in roots if name in made)
 
 
 def named(block: Block, context: Context) -> tuple[Buffer, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 from ullage.errors import Unsupported
-from ullage.kernels.step import Context, Segment, Step
+from ullage.kernels.step import Context, Segment, Step, without_experts
 from ullage.model.graph import Block, Op
 
 Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
@@ -17,17 +18,28 @@ def lower_ops(
 ) -> tuple[Step, ...]:
     """The steps of a block. ``fused`` names the kinds whose ops of one ``group`` attribute become one kernel call."""
     steps: list[Step] = []
+    beside_experts = without_experts(context)
     for ops in _groups(block, fused):
         kernel = kernels.get(ops[0].kind)
         if kernel is None:
             raise Unsupported(
                 f"has no kernel for op {ops[0].name!r} of kind {ops[0].kind!r}", key="stack", value=context.stack
             )
-        steps += kernel(ops, context)
+        steps += _lowered(kernel, ops, context if any(op.of_experts for op in ops) else beside_experts)
     return tuple(steps)
 
 
-def _groups(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:
+@lru_cache(maxsize=8192)
+def _lowered(kernel: Kernel, ops: tuple[Op, ...], context: Context) -> tuple[Step, ...]:
+    return tuple(kernel(ops, context))
+
+
+@lru_cache(maxsize=256)
+def _groups(block: Block, fused: frozenset[str]) -> tuple[tuple[Op, ...], ...]:
+    return tuple(_grouped(block, fused))
+
+
+def _grouped(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:
     waiting: list[Op] = []
     for op in block.ops:
         group = op.attrs.get("group") if op.kind in fused else None

@@ -9,6 +9,7 @@ With sequence parallelism a column-parallel linear saves its *sharded* input and
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from ullage.errors import Unsupported
 from ullage.job.adapted import is_adapter
@@ -42,6 +43,7 @@ def eager_steps(block: Block, context: Context) -> tuple[Step, ...]:
     return lower_ops(block if is_local(context) else _fused_norms(block), context, _KERNELS, fused=FUSED)
 
 
+@lru_cache(maxsize=256)
 def _up_projections_last(block: Block) -> Block:
     """Latent attention makes both down-projections first, and recomputes both up-projections as one (multi_latent_attention.py)."""
     places = [at for at, op in enumerate(block.ops) if op.module == "mla_up_proj"]

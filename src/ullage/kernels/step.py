@@ -6,15 +6,18 @@ A step is one autograd node as memory sees it. All sizes are bytes of this rank,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from ullage import dtypes
-from ullage.frozen import FrozenMap, frozen, hash_once
-from ullage.model.graph import Dim, Tensor
+from ullage.frozen import FrozenMap, frozen, hash_once, replace
+from ullage.job.bind import EXPERT_PARALLEL, EXPERT_TENSOR_PARALLEL
+from ullage.model.graph import ROUTED, Dim, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A tensor that a step makes. ``what`` and ``formula`` are what the ledger prints. dtype: of its elements, "" where nobody says."""
+class Buffer(NamedTuple):
+    """A tensor that a step makes. ``what`` and ``formula`` are what the ledger prints. dtype: of its elements, "" where nobody says.
+    A search makes a hundred thousand."""
 
     name: str
     bytes: int
@@ -206,9 +209,14 @@ class Context:
     ) -> Buffer:
         """A tensor of these dimensions (``copies`` of them), in the compute type unless another is given."""
         dtype = dtype or self.compute
-        numel = self.numel(dims) * copies
-        factors = " x ".join([f"{dim} {self.size(dim)}" if isinstance(dim, str) else str(dim) for dim in dims])
-        formula = f"{factors}{f' x {copies}' if copies > 1 else ''} x {dtypes.bits(dtype) / 8:g} B ({dtype})"
+        numel, factors = copies, []
+        for dim in dims:
+            size = self.size(dim)
+            numel *= size
+            factors.append(str(dim) if dim is size else f"{dim} {size}")
+        if copies > 1:
+            factors.append(str(copies))
+        formula = f"{' x '.join(factors)} x {_each(dtype)}"
         return Buffer(name, dtypes.size_bytes(numel, dtype), what or name, formula, dtype)
 
     def tensor(self, tensor: Tensor, what: str = "") -> Buffer:
@@ -223,3 +231,20 @@ class Context:
     def option(self, name: str, default: object = None) -> object:
         """One of engine.options, or ``default``."""
         return self.options.get(name, default)
+
+
+@lru_cache(maxsize=64)
+def _each(dtype: str) -> str:
+    return f"{dtypes.bits(dtype) / 8:g} B ({dtype})"
+
+
+@lru_cache(maxsize=1024)
+def without_experts(context: Context) -> Context:
+    """What of a context matters to ops that are not experts': the same under any expert parallelism."""
+    if not any(name in context.sizes for name in _EXPERTS_SIZES):
+        return context
+    sizes = {name: size for name, size in context.sizes.items() if name not in _EXPERTS_SIZES}
+    return replace(context, sizes=FrozenMap(sizes), ep=1, etp=1)
+
+
+_EXPERTS_SIZES = (*EXPERT_PARALLEL, *EXPERT_TENSOR_PARALLEL, ROUTED)

@@ -67,6 +67,15 @@ class Op:
     params: tuple[Param, ...] = ()
     attrs: FrozenMap = field(default_factory=FrozenMap)
     module: str = ""
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.name, self.kind, self.inputs, self.outputs, self.params, self.attrs, self.module)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is done by the experts that a rank has, or sends rows to them and back."""
+        return self.kind in ("dispatch", "grouped_linear", "combine") or bool(self.attrs.get("experts"))
 
 
 @frozen

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 
 from ullage import dtypes
-from ullage.frozen import replace
 from ullage.job.adapted import is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.kernels import stacks
-from ullage.kernels.step import Context
+from ullage.kernels.step import Context, without_experts
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing import partly
 from ullage.timing.exchanges import (
@@ -58,31 +58,47 @@ def experts_work(block: Block, context: Context, accumulates: bool = True) -> tu
 
 
 def _some_work(block: Block, context: Context, accumulates: bool, *, experts: bool) -> tuple[OpWork, ...]:
-    some = replace(block, ops=tuple(op for op in block.ops if (op.kind in _EXPERTS) == experts))
-    return _named_work(some, context, accumulates)[0] if some.ops else ()
-
-
-_EXPERTS = ("dispatch", "grouped_linear", "combine")
+    return tuple(work for works, _ in _works(block, context, accumulates, experts=experts).values() for work in works)
 
 
 def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tuple[OpWork, ...], frozenset[str]]:
     """With the names of the steps that this work is."""
-    fused = _fuses(context)
-    found = []
-    named: set[str] = set()
+    each = [_works(block, context, accumulates, experts=experts) for experts in (False, True)]
+    in_order = sorted([*each[0].items(), *each[1].items()], key=itemgetter(0))
+    found = tuple([work for _, (works, _) in in_order for work in works])
+    return found, frozenset().union(*(named for _, (_, named) in in_order))
+
+
+_Named = tuple[tuple[OpWork, ...], frozenset[str]]
+"""Work, and the names of the steps that it is."""
+
+
+def _works(block: Block, context: Context, accumulates: bool, *, experts: bool) -> Mapping[int, _Named]:
+    """Of each group of ops that experts do, or that they do not, by its place in the block."""
+    accumulates = accumulates and context.stack == "megatron"
+    return _works_of(block, context if experts else without_experts(context), accumulates, experts)
+
+
+@lru_cache(maxsize=2048)
+def _works_of(block: Block, context: Context, accumulates: bool, experts: bool) -> Mapping[int, _Named]:
+    found = {}
     gathered = set()
-    for ops in _grouped(block.ops, fused):
+    for at, ops in enumerate(_groups(block, _fuses(context))):
         group = ops[0].attrs.get("group")
-        work = _op_work(ops, context, accumulates and context.stack == "megatron", sends=group not in gathered)
+        if ops[0].of_experts == experts:
+            found[at] = _work_of(ops, context, accumulates, sends=group not in gathered)
         if group and _gathers_once(context):
             gathered.add(group)
-        if work is not None:
-            beside = tuple(partly.adapters(ops[0], work, context))
-            found += [work, *beside]
-            named.update(one.name for one in beside)
-        if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
-            named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
-    return tuple(found), frozenset(named)
+    return found
+
+
+def _work_of(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> _Named:
+    work = _op_work(ops, context, accumulates, sends=sends)
+    beside = tuple(partly.adapters(ops[0], work, context)) if work is not None else ()
+    named = {one.name for one in beside}
+    if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
+        named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
+    return (work, *beside) if work is not None else (), frozenset(named)
 
 
 def _gathers_once(context: Context) -> bool:
@@ -96,13 +112,13 @@ def _fuses(context: Context) -> bool:
     return context.stack == "megatron"
 
 
-def _grouped(ops: tuple[Op, ...], fused: bool) -> Iterator[tuple[Op, ...]]:
+@lru_cache(maxsize=256)
+def _groups(block: Block, fused: bool) -> tuple[tuple[Op, ...], ...]:
     def key(op: Op) -> object:
         group = op.attrs.get("group")
         return group if group and (fused or op.attrs.get("fused")) else op.name
 
-    for _, found in groupby(ops, key):
-        yield tuple(found)
+    return tuple(tuple(found) for _, found in groupby(block.ops, key))
 
 
 def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork | None:
