@@ -78,9 +78,13 @@ def ranks(graph: Graph, layout: Layout) -> tuple[Rank, ...]:
     """Every pipeline rank of a layout."""
     chunks = _chunks(graph, layout)
     built = []
+    known: dict[object, tuple[LocalParam, ...]] = {}  # inner ranks have the same
     for index in range(layout.pp):
         mine = tuple(chunks[stage] for stage in placed(layout, index))
-        built.append(Rank(index=index, chunks=mine, params=_params(graph, layout, mine)))
+        key = tuple([(id(run.block), run.repeat) for chunk in mine for run in chunk.runs])
+        if key not in known:
+            known[key] = _params(graph, layout, mine)
+        built.append(Rank(index=index, chunks=mine, params=known[key]))
     return tuple(built)
 
 
