@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from ullage.frozen import frozen
-from ullage.job.job import Job
+from ullage.frozen import frozen, replace
+from ullage.job.job import Engine, Job
 from ullage.planner.bounds import wire_bound_s
 from ullage.planner.costs import GridCosts
 from ullage.planner.knapsack import Chosen
@@ -67,12 +67,11 @@ def alike(job: Job) -> tuple[bool, bool]:
     return is_sharded(job), reductions(job) > 1
 
 
-def least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
-    """jobs: a pipeline under engines that are alike; how many sequences it has at a time does not matter."""
-    layout = jobs[0].layout
-    stages = tuple((job.engine.zero_stage, job.engine.shard_group) for job in jobs)
-    key = layout.dp, layout.pp, alike(jobs[0]), stages
-    return grid.known(key, lambda: _least_of(grid, jobs))
+def least_of(grid: GridCosts, job: Job, engines: Sequence[Engine]) -> Least:
+    """job: a pipeline; engines: of it, alike. How many sequences it has at a time does not matter."""
+    layout = job.layout
+    key = layout.dp, layout.pp, job.data.grad_accum > 1, tuple([(one.zero_stage, one.shard_group) for one in engines])
+    return grid.known(key, lambda: _least_of(grid, [replace(job, engine=one) for one in engines]))
 
 
 def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
@@ -220,7 +219,7 @@ class Balance:
 
     def __init__(self, costs: ShapeCosts, family: Family) -> None:
         self.costs = costs
-        self.count = len(costs.layers_s)
+        self.count = costs.grid.graph.layers
         self.mean, self.first, self.last = Share(), Share(), Share()
         self.layers: list[tuple[int, int, Share]] = []
         self._smallest = costs.smallest if family.modular else costs.kept(family.kinds[-1])

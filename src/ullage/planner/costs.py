@@ -20,20 +20,22 @@ from ullage.kernels import stacks
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
-from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
+from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_bytes
 from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import ROUTED, Block, Graph, Param, Run
-from ullage.planner.growing import Growing, LookedUp
+from ullage.planner.growing import Growing, LookedUp, Pair
 from ullage.planner.knapsack import Groups
 from ullage.timing import states
 from ullage.timing.again import passes_again
+from ullage.timing.blocks import Place
 from ullage.timing.machine import axis_group, exchange_cost
 from ullage.timing.ops import block_work, dense_work, experts_work
-from ullage.timing.stage import place_of
-from ullage.timing.work import Exchange, OpWork
+from ullage.timing.stage import place_of, sends
+from ullage.timing.work import Exchange, OpWork, Pass
 
 Both = tuple[Growing, Growing]
+Work = Callable[[Block, Context, bool], tuple[OpWork, ...]]
 
 _RULE = GradRule(mode="add")
 
@@ -58,17 +60,17 @@ class GridCosts:
     ) -> None:
         self.job, self.graph = job, graph
         self._experts_s = {} if experts_s is None else experts_s
-        self._like, self._beside = like, beside
-        self.place = place_of(job, self.contexts[0])
+        self.like, self._beside = like, beside
         self.kinds = kinds(graph)
         self.is_layer = [block.role == "layer" for block in self.kinds]
         self.runs = [(self.kinds.index(run.block), run.repeat, run.block.role) for run in graph.runs]
-        self.numels = [self._numels(block) for block in self.kinds]
+        self._expert_kinds = _expert_kinds(graph)
+        self._has_experts = any(self._expert_kinds)
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
-        self.has_experts = any(experts for _, experts in self.numels)
         self._again: dict[tuple[int, str, tuple[str, ...]], Growing] = {}
-        self._looked_up: LookedUp = {}
+        self._looked_up: LookedUp = {} if like is None else like._looked_up
         self._dense_s: dict[int, float] = {}
+        self._sends: dict[tuple[int, int], Growing] = {}
         self._wire: dict[object, list[tuple[float, float]]] = {}
         self._asked: dict[object, object] = {}
 
@@ -79,6 +81,15 @@ class GridCosts:
             for number in (1, 2)
         )
         return one, two
+
+    @cached_property
+    def place(self) -> Place:
+        return place_of(self.job, self.contexts[0])
+
+    @cached_property
+    def numels(self) -> list[tuple[int, int]]:
+        """Of each kind, elements of its parameters on one rank: dense ones and experts'."""
+        return [self._numels(block) for block in self.kinds]
 
     @cached_property
     def groups(self) -> Groups:
@@ -97,33 +108,52 @@ class GridCosts:
         return self._grown(dense_work, attrgetter("_dense"))
 
     @cached_property
-    def _experts(self) -> list[Both]:
-        """What is not the same, likewise."""
-        return self._grown(experts_work, attrgetter("_experts"))
+    def _experts(self) -> list[tuple[int, Growing]]:
+        """What is not the same, likewise, forward and backward: how many of it the model has."""
+        found = []
+        for kind, block in enumerate(self.kinds):
+            pairs = self._pairs(experts_work, block)
+            times = sum(times for of, times, _ in self.runs if of == kind)
+            for backward in (False, True) if pairs[0] else ():
+                one = Growing(pairs[backward], self.place, self._looked_up, backward=backward)
+                found.append((times, one))
+        return found
 
     def least_s(self, micro_batch: int) -> float:
         """All blocks, forward and backward: no less than their matmuls, attention and exchanges."""
-        if not self.has_experts:
-            return self.dense_s(micro_batch)
+        return self.dense_s(micro_batch) + self.experts_s(micro_batch)
+
+    def experts_s(self, micro_batch: int) -> float:
+        """All experts and what is sent to them, likewise."""
+        if not self._has_experts:
+            return 0.0
         key = self._routed(micro_batch)
         if key not in self._experts_s:
-            self._experts_s[key] = self._sum_s(self._experts, micro_batch)
-        return self.dense_s(micro_batch) + self._experts_s[key]
+            self._experts_s[key] = sum([times * one.seconds(micro_batch) for times, one in self._experts])
+        return self._experts_s[key]
 
     def _routed(self, micro_batch: int) -> object:
         """What seconds of experts depend on: rows that are sent to them, by whom. Where experts do not share them evenly, also of how many
         sequences, since rows of each then do not grow evenly (growing.py)."""
+        sent_to, rows, uneven = self._sent
+        return sent_to, rows * micro_batch, uneven
+
+    @cached_property
+    def _sent(self) -> tuple[object, int, int]:
+        """Who sends to whom, and rows of one sequence; these again where experts do not share them evenly."""
         layout = self.job.layout
-        sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp
         rows, experts = (self.contexts[0].size(dim) for dim in (ROUTED, "experts"))
-        return (*sent_to, rows * micro_batch, 0 if rows % experts == 0 else rows)
+        sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp
+        return sent_to, rows, 0 if rows % experts == 0 else rows
 
     def dense_s(self, micro_batch: int) -> float:
         """All blocks without their experts, likewise: computed once for all expert parallelism."""
         if self._beside is not None:
             return self._beside.dense_s(micro_batch)
         if micro_batch not in self._dense_s:
-            self._dense_s[micro_batch] = self._sum_s(self._dense, micro_batch)
+            self._dense_s[micro_batch] = sum(
+                [times * one.seconds(micro_batch) for kind, times, _ in self.runs for one in self._dense[kind]]
+            )
         return self._dense_s[micro_batch]
 
     def known(self, key: object, ask: Callable[[], Answer]) -> Answer:
@@ -131,6 +161,22 @@ class GridCosts:
         if key not in self._asked:
             self._asked[key] = ask()
         return self._asked[key]  # type: ignore[return-value]
+
+    def send_s(self, job: Job) -> float:
+        """Seconds in which a pipeline stage's output is sent on."""
+        layout = job.layout
+        key = layout.dp, layout.pp
+        if key not in self._sends:
+            one, two = (Pass(exchanges=sends(job, context)) for context in self.contexts)
+            self._sends[key] = Growing([(one, two)], replace(self.place, layout=layout), {}, backward=False)
+        return self._sends[key].seconds(job.data.micro_batch)
+
+    @cached_property
+    def sent_bytes(self) -> tuple[int, int]:
+        """A layer's output, which a pipeline rank sends on: of one sequence, and what each sequence more adds."""
+        layer = next(block for block in self.kinds if block.role == "layer")
+        one, two = (stream_bytes(layer.output, context) for context in self.contexts)
+        return one, two - one
 
     def wire_s(self, job: Job) -> list[tuple[float, float]]:
         """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""
@@ -146,49 +192,42 @@ class GridCosts:
             ]
         return self._wire[key]
 
-    def _sum_s(self, works: list[Both], micro_batch: int) -> float:
-        return sum(times * sum(one.seconds(micro_batch) for one in works[kind]) for kind, times, _ in self.runs)
-
-    def _grown(
-        self, work: Callable[[Block, Context, bool], tuple[OpWork, ...]], of: Callable[[GridCosts], list[Both]]
-    ) -> list[Both]:
+    def _grown(self, work: Work, of: Callable[[GridCosts], list[Both]]) -> list[Both]:
         """of: the same of another grid."""
         found = []
-        looked_up: LookedUp = {}
         for kind, block in enumerate(self.kinds):
             known = self._known[kind]
             if known is not None:
                 found.append(of(known)[kind])
                 continue
             beside = of(self._beside)[kind] if self._beside is not None else (None, None)
-            one, two = (work(block, context, self.place.accumulates) for context in self.contexts)
-            pairs = list(zip(one, two, strict=True))
-            forward = [(a.forward, b.forward) for a, b in pairs]
-            backward = [(a.backward, b.backward) for a, b in pairs]
+            forward, backward = self._pairs(work, block)
             found.append(
                 (
-                    Growing(forward, self.place, looked_up, backward=False, beside=beside[0]),
-                    Growing(backward, self.place, looked_up, backward=True, beside=beside[1]),
+                    Growing(forward, self.place, self._looked_up, backward=False, beside=beside[0]),
+                    Growing(backward, self.place, self._looked_up, backward=True, beside=beside[1]),
                 )
             )
         return found
+
+    def _pairs(self, work: Work, block: Block) -> tuple[list[Pair], list[Pair]]:
+        """A block's passes for one sequence and for two, forward and backward."""
+        one, two = (work(block, context, self.place.accumulates) for context in self.contexts)
+        pairs = list(zip(one, two, strict=True))
+        return [(a.forward, b.forward) for a, b in pairs], [(a.backward, b.backward) for a, b in pairs]
 
     @cached_property
     def _known(self) -> list[GridCosts | None]:
         """Of each kind the grid whose block it is too."""
         return [
-            self._like
-            if self._like is not None and not _has_loss(block)
-            else self._beside
-            if not any(map(is_expert, block.params))
-            else None
-            for block in self.kinds
+            self.like if self.like is not None and not _has_loss(block) else None if experts else self._beside
+            for block, experts in zip(self.kinds, self._expert_kinds, strict=True)
         ]
 
     @cached_property
     def own_kinds(self) -> list[int]:
         """Kinds that another loss changes."""
-        return [kind for kind, block in enumerate(self.kinds) if self._like is None or _has_loss(block)]
+        return [kind for kind, block in enumerate(self.kinds) if self.like is None or _has_loss(block)]
 
     def _numels(self, block: Block) -> tuple[int, int]:
         """Elements of a block's parameters on one rank, dense ones and experts'."""
@@ -273,3 +312,9 @@ def _left_by(block: Block, times: int, context: Context, recompute: Recompute) -
 def kinds(graph: Graph) -> tuple[Block, ...]:
     """The different blocks of a graph."""
     return tuple(dict.fromkeys(run.block for run in graph.runs))
+
+
+@lru_cache(maxsize=64)
+def _expert_kinds(graph: Graph) -> tuple[bool, ...]:
+    """Of each kind of block whether it has experts."""
+    return tuple(any(map(is_expert, block.params)) for block in kinds(graph))

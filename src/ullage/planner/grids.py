@@ -57,12 +57,12 @@ class Grids:
         return tuple(found)
 
 
-def least_of_losses(grid: Grid, ask: Callable[[GridCosts], float]) -> float:
-    """Of a grid's losses the least of those that can be told."""
+def least_dense_s(grid: Grid, micro_batch: int) -> float:
+    """Seconds of what no expert does, under whichever of a grid's losses takes least of those that can be told."""
     found: list[float] = []
     for one in grid:
         try:
-            found.append(ask(one))
+            found.append(one.dense_s(micro_batch))
         except (Unsupported, Infeasible) as error:
             refused = error
     if not found:

@@ -7,17 +7,21 @@ matmuls, attention and exchanges are looked up for what comes out, whose efficie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from ullage.comm.group import Group
 from ullage.frozen import replace
-from ullage.hardware.cluster import Device
+from ullage.hardware.cluster import Cluster, Device
+from ullage.hardware.curve import Kind
+from ullage.hardware.measured import Direction
 from ullage.timing.blocks import Place, covers, waited_s
 from ullage.timing.machine import attention_s, axis_group, called, multiplied_s, traffic_s
-from ullage.timing.work import Attention, Matmul, Pass, Traffic
+from ullage.timing.work import Attention, Exchange, Matmul, Pass, Traffic
 
 Pair = tuple[Pass, Pass]
+_Sizes = tuple[int, int, int, int]
 
 
 class Growing:
@@ -40,11 +44,15 @@ class Growing:
         self._parts: dict[tuple[int, ...], Growing] = {}
         self._known: dict[int, float] = {}
         places = beside._places if beside is not None else {}
-        same = tuple(places[pair] for pair in pairs if pair in places)
-        own = [pair for pair in pairs if pair not in places]
+        own: list[Pair] = pairs
+        same: tuple[int, ...] = ()
+        if places:
+            at = [places.get(pair) for pair in pairs]
+            same = tuple([one for one in at if one is not None])
+            own = [pair for pair, one in zip(pairs, at, strict=True) if one is None]
         self._shared = beside._part(same) if beside is not None and same else None
         self._looked_up = looked_up
-        counted = Counter(pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges)
+        counted = Counter([pair for pair in own if pair[0].matmuls or pair[0].attention or pair[0].exchanges])
         self._passes = [(self._pass(pair), times) for pair, times in counted.items()]
         kernels = [both for one, two in own for both in zip(one.traffic, two.traffic, strict=True)]
         moved = [self._moved_s(both[at] for both in kernels if both[0].bytes) for at in (0, 1)]
@@ -96,12 +104,10 @@ class _GrowingPass:
     def __init__(self, pair: Pair, place: Place, *, backward: bool) -> None:
         one, two = pair
         self._place, self._backward = place, backward
-        self._matmuls = [_Multiplied(a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
+        device = place.cluster.device
+        self._matmuls = [_Multiplied(device, a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
         self._attention = _Evenly(one.attention, two.attention) if one.attention and two.attention else None
-        self._exchanges = [
-            (a, b.payload_bytes - a.payload_bytes, axis_group(place.cluster, place.layout, a.axis))
-            for a, b in zip(one.exchanges, two.exchanges, strict=True)
-        ]
+        self._exchanges = [_Called(place, a, b) for a, b in zip(one.exchanges, two.exchanges, strict=True)]
         self._known: dict[int, float] = {}
 
     def seconds(self, more: int) -> float:
@@ -110,44 +116,67 @@ class _GrowingPass:
         return self._known[more]
 
     def _seconds(self, more: int) -> float:
-        cluster = self._place.cluster
-        matmuls = [one.seconds(cluster.device, more) for one in self._matmuls]
+        matmuls = [one.seconds(more) for one in self._matmuls]
         attention = 0.0
         if self._attention:
             attention = attention_s(
-                cluster.device, self._attention.at(more), self._place.attention, backward=self._backward
+                self._place.cluster.device, self._attention.at(more), self._place.attention, backward=self._backward
             )
         found = sum(matmuls) + attention
         if self._exchanges:
             cover = covers(matmuls, attention, backward=self._backward)
-            for one, each, group in self._exchanges:
-                alone = called(one.kind, one.payload_bytes + each * more, group, cluster, one.copies).seconds
-                found += waited_s(one, alone, cover.get(one.behind, 0.0), self._place)
+            for one in self._exchanges:
+                found += waited_s(one.exchange, one.seconds(more), cover.get(one.exchange.behind, 0.0), self._place)
         return found
 
 
 class _Multiplied:
     """A matmul as it grows."""
 
-    def __init__(self, one: Matmul, two: Matmul) -> None:
-        self._dtype, self._how = (
-            one.dtype,
-            (one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda, one.direction),
-        )
-        self._m, self._n, self._k, self._groups = one.m, one.n, one.k, one.groups
-        self._more = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
+    def __init__(self, device: Device, one: Matmul, two: Matmul) -> None:
+        how = one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda, one.direction
+        self._known, self._ask = _multiplied(device, one.dtype, how)
+        self._first = one.m, one.n, one.k, one.groups
+        self._each = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
 
-    def seconds(self, device: Device, more: int) -> float:
-        m, n, k, groups = self._more
-        return multiplied_s(
-            device,
-            self._dtype,
-            self._m + m * more,
-            self._n + n * more,
-            self._k + k * more,
-            self._groups + groups * more,
-            *self._how,
-        )
+    def seconds(self, more: int) -> float:
+        (m, n, k, groups), (more_m, more_n, more_k, more_groups) = self._first, self._each
+        sizes = m + more_m * more, n + more_n * more, k + more_k * more, groups + more_groups * more
+        found = self._known.get(sizes)
+        if found is None:
+            found = self._known[sizes] = self._ask(*sizes)
+        return found
+
+
+class _Called:
+    """An exchange as it grows."""
+
+    def __init__(self, place: Place, one: Exchange, two: Exchange) -> None:
+        group = axis_group(place.cluster, place.layout, one.axis)
+        self.exchange = one
+        self._known, self._ask = _called(place.cluster, group, one.kind, one.copies)
+        self._first, self._each = one.payload_bytes, two.payload_bytes - one.payload_bytes
+
+    def seconds(self, more: int) -> float:
+        payload_bytes = self._first + self._each * more
+        found = self._known.get(payload_bytes)
+        if found is None:
+            found = self._known[payload_bytes] = self._ask(payload_bytes)
+        return found
+
+
+@lru_cache(maxsize=256)
+def _multiplied(
+    device: Device, dtype: str, how: tuple[bool, int, bool, bool, str, Direction]
+) -> tuple[dict[_Sizes, float], Callable[[int, int, int, int], float]]:
+    """Matmuls of one kind by their sizes: what is known of their seconds, shared by all grids, and what tells more."""
+    return {}, lambda m, n, k, groups: multiplied_s(device, dtype, m, n, k, groups, *how)
+
+
+@lru_cache(maxsize=1024)
+def _called(cluster: Cluster, group: Group, kind: Kind, copies: int) -> tuple[dict[int, float], Callable[[int], float]]:
+    """Exchanges of one kind by their bytes, likewise."""
+    return {}, lambda payload_bytes: called(kind, payload_bytes, group, cluster, copies).seconds
 
 
 def _knows_no_experts(pair: Pair) -> bool:

@@ -67,20 +67,22 @@ class Groups:
 
     def measured(self, micro_batch: int) -> list[list[Chosen]]:
         """Of each group its sets, the empty one first."""
-        more, kinds = micro_batch - 1, range(len(self.layers))
-        singly = [[one.seconds(micro_batch) for one in each] for each in self._again]
+        more = micro_batch - 1
+        singly = [tuple([one.seconds(micro_batch) for one in each]) for each in self._again]
         nothing = Chosen(frozenset(), (0.0,) * len(self.layers), (0,) * len(self.layers))
         return [
             [
                 nothing,
-                *(
+                *[
                     Chosen(
                         names,
-                        tuple([sum([singly[one][kind] for one in numbers]) for kind in kinds]),
+                        singly[numbers[0]]
+                        if len(numbers) == 1
+                        else tuple(map(sum, zip(*[singly[one] for one in numbers], strict=True))),
                         tuple([first + each * more for first, each in left]),
                     )
                     for names, numbers, left in some
-                ),
+                ],
             ]
             for some in self._choices
         ]

@@ -10,16 +10,17 @@ from __future__ import annotations
 import gc
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby
+from operator import itemgetter
 
 from ullage.engines.estimate import estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
-from ullage.job.job import Job, Layout, Recompute
+from ullage.job.job import Engine, Job, Layout, Recompute
 from ullage.planner.balance import Balance, Least, Pipe, alike, least_of
 from ullage.planner.bounds import (
     Held,
@@ -34,7 +35,7 @@ from ullage.planner.bounds import (
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
 from ullage.planner.exact import first_violation, fits, may_fit, too_large
-from ullage.planner.grids import Grid, Grids, least_of_losses
+from ullage.planner.grids import Grid, Grids, least_dense_s
 from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE, Family, Space, Split
 from ullage.planner.splits import best_split
@@ -71,6 +72,7 @@ class Search:
         self._order = count()
         self._failed = 0
         self.space = Space(self.want)
+        self._engines: dict[object, list[tuple[Engine, ...]]] = {}
         self._balances: dict[object, Balance] = {}
         self._known_cuts: dict[int, tuple[Pipeline, list[Job]]] = {}
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
@@ -115,32 +117,46 @@ class Search:
         first = next(grids.costs(), None)
         if first is None:
             return
-        known = []
+        dense_s: dict[int, float] = {}
+        values = []
         for job in self.space.shapes(base, first[0].job):
+            micro_batch = job.data.micro_batch
             try:
-                known.append(self._shared(job, _dense_s(first, job)))
+                seconds = dense_s[micro_batch] = least_dense_s(first, micro_batch)
+                values.append(self._shared(job, seconds))
             except (Unsupported, Infeasible) as error:
                 for grid in grids.costs():
                     self._refuse(grid[0].job, error, len(grid) * self.space.count(base, job))
-        if known:
-            self._push(min(known), partial(self._spread, base, grids))
+        if values:
+            self._push(min(values), partial(self._spread, base, grids, dense_s))
 
-    def _spread(self, base: Base, grids: Grids, value: Value) -> None:
-        """Each of them with each micro-batch, likewise."""
+    def _spread(self, base: Base, grids: Grids, dense_s: Mapping[int, float], value: Value) -> None:
+        """Each of them with each micro-batch, by the value where all ranks share what is known of its work before it is lowered.
+
+        dense_s: of each micro-batch what no expert does, whatever the loss.
+        """
         for grid in grids.costs():
+            shapes = []
             for job in self.space.shapes(base, grid[0].job):
-                self._push(
-                    max(value, self._shared(job, _dense_s(grid, job))), partial(self._unlowered, base, grid, job)
-                )
+                micro_batch = job.data.micro_batch
+                if micro_batch not in dense_s:
+                    continue
+                try:
+                    seconds = dense_s[micro_batch] + grid[0].experts_s(micro_batch)
+                except (Unsupported, Infeasible) as error:
+                    self._refuse(job, error, len(grid) * self.space.count(base, job))
+                    continue
+                shapes.append((max(value, self._shared(job, seconds)), job))
+            if shapes:
+                shapes.sort(key=itemgetter(0), reverse=True)
+                self._push(shapes[-1][0], partial(self._next_shape, base, grid, shapes))
 
-    def _unlowered(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
-        """A shape by the value where all ranks share what is known of its work before it is lowered."""
-        try:
-            seconds = least_of_losses(grid, lambda one: one.least_s(job.data.micro_batch))
-        except (Unsupported, Infeasible) as error:
-            self._refuse(job, error, len(grid) * self.space.count(base, job))
-            return
-        self._push(max(value, self._shared(job, seconds)), partial(self._costed, base, grid, job))
+    def _next_shape(self, base: Base, grid: Grid, shapes: list[tuple[Value, Job]], value: Value) -> None:
+        """Shapes of a grid, the last of which has the least value: it is looked at, the others wait."""
+        _, job = shapes.pop()
+        if shapes:
+            self._push(shapes[-1][0], partial(self._next_shape, base, grid, shapes))
+        self._costed(base, grid, job, value)
 
     def _costed(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
         """A shape by the value where all ranks share its blocks' work evenly and never wait."""
@@ -148,7 +164,8 @@ class Search:
         for one in grid:
             with_loss = replace(job, loss=one.job.loss)
             try:
-                found.append(ShapeCosts(one, with_loss))
+                like = next((other for other in found if other.grid is one.like), None)
+                found.append(ShapeCosts(one, with_loss, like))
             except (Unsupported, Infeasible) as error:
                 self._refuse(with_loss, error, self.space.count(base, job))
         if found:
@@ -174,15 +191,14 @@ class Search:
     def _staged(self, pipeline: Pipeline, value: Value) -> None:
         """A pipeline under engines' stages, those together that send the same, by what they send."""
         base, costs, job = pipeline.base, pipeline.costs, pipeline.job
-        engines = self.space.engines(base, job)
         if self.exhaustive:
+            engines = tuple([one.engine for one in self.space.engines(base, job)])
             for at in range(len(self.space.families(base, job))):
                 self._push(value, partial(self._cut, pipeline, engines, at))
             return
         pipe = Pipe(ranks=job.layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
-        for _, some in groupby(sorted(engines, key=alike), alike):
-            alikes = tuple(some)
-            least = least_of(costs.grid, alikes)
+        for alikes in self._alike_engines(base, job):
+            least = least_of(costs.grid, job, alikes)
             if least.states_bytes > pipe.ranks * self._room[id(base)].room_bytes:
                 families = sum(self.space.count_families(base, job))
                 self.counts.infeasible += len(costs.under) * len(alikes) * families
@@ -191,8 +207,17 @@ class Search:
             look = partial(self._balanced, pipeline, alikes, pipe, least, seconds)
             self._push(max(value, self._value(job, seconds)), look)
 
+    def _alike_engines(self, base: Base, job: Job) -> list[tuple[Engine, ...]]:
+        """A pipeline's engines, those together that send the same."""
+        layout = job.layout
+        key = id(base), layout.dp * layout.cp, layout.pp > 1, job.data.grad_accum > 1
+        if key not in self._engines:
+            every = sorted(self.space.engines(base, job), key=alike)
+            self._engines[key] = [tuple([one.engine for one in some]) for _, some in groupby(every, alike)]
+        return self._engines[key]
+
     def _balanced(
-        self, pipeline: Pipeline, engines: Sequence[Job], pipe: Pipe, least: Least, at_least: float, value: Value
+        self, pipeline: Pipeline, engines: Sequence[Engine], pipe: Pipe, least: Least, at_least: float, value: Value
     ) -> None:
         """With each family of recomputations, by what ranks share of time and memory."""
         base, costs, job = pipeline.base, pipeline.costs, pipeline.job
@@ -206,7 +231,7 @@ class Search:
                 continue
             self._push(max(value, self._value(job, seconds)), partial(self._cut, pipeline, engines, at))
 
-    def _cut(self, pipeline: Pipeline, engines: Sequence[Job], at: int, value: Value) -> None:
+    def _cut(self, pipeline: Pipeline, engines: Sequence[Engine], at: int, value: Value) -> None:
         """A pipeline, cut over its ranks evenly and in the best way. at: its family of recomputations."""
         base, costs, job = pipeline.base, pipeline.costs, pipeline.job
         cuts = self._cuts(pipeline)
@@ -216,7 +241,7 @@ class Search:
             stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
             family = self.space.families(base, one)[at]
             times = computing_s(costs, stages, family.fastest)
-            under = tuple(replace(one, engine=each.engine) for each in engines)
+            under = tuple([replace(one, engine=each) for each in engines])
             cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
             seconds = any_chunks_s(costs, one, times)
             self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times))
@@ -417,11 +442,6 @@ class Search:
                     found[key] = Grids(base, partial(self._refuse, strategies=strategies), experts_s)
                 found[key].add(jobs)
         yield from found.values()
-
-
-def _dense_s(grid: Grid, job: Job) -> float:
-    """Of what no expert does, whatever the loss."""
-    return least_of_losses(grid, lambda one: one.dense_s(job.data.micro_batch))
 
 
 def _first_error(job: Job) -> UllageError:

@@ -9,11 +9,9 @@ from ullage.engines.base import context_of
 from ullage.frozen import frozen
 from ullage.job.job import Job, Recompute
 from ullage.kernels.step import Context
-from ullage.memory.chunk import stream_bytes
 from ullage.planner.costs import GridCosts
 from ullage.planner.knapsack import Chosen, front
 from ullage.planner.space import NONE
-from ullage.timing.stage import send_s
 
 
 @frozen
@@ -36,17 +34,19 @@ class ShapeCosts:
     A kind is an index into ``kinds(graph)``: a search looks it up a million times.
     """
 
-    def __init__(self, grid: GridCosts, job: Job) -> None:
+    def __init__(self, grid: GridCosts, job: Job, like: ShapeCosts | None = None) -> None:
+        """like: the same shape with the loss of the grid that this one is like."""
         micro_batch = job.data.micro_batch
-        blocks = [
-            BlockCost(
+        blocks = [] if like is None else list(like.blocks)
+        for kind in range(len(grid.kinds)) if like is None else grid.own_kinds:
+            (dense, experts), (forward, backward) = grid.numels[kind], grid.works[kind]
+            one = BlockCost(
                 dense=dense,
                 experts=experts,
                 forward_s=forward.seconds(micro_batch),
                 backward_s=backward.seconds(micro_batch),
             )
-            for (dense, experts), (forward, backward) in zip(grid.numels, grid.works, strict=True)
-        ]
+            blocks[kind : kind + 1] = [one]
         self._of(grid, job, blocks, (self,))
 
     def _of(self, grid: GridCosts, job: Job, blocks: list[BlockCost], under: tuple[ShapeCosts, ...]) -> None:
@@ -55,19 +55,22 @@ class ShapeCosts:
         self.micro_batch = job.data.micro_batch
         self.is_layer = grid.is_layer
         self._kept: dict[object, list[int]] = {}
-        self._sends: dict[tuple[int, int], float] = {}
-        layers = [(self.blocks[kind].both_s, times) for kind, times, role in grid.runs if role == "layer"]
-        self.layers_s = [seconds for seconds, times in layers for _ in range(times)]
-        self.shortest_s = min(self.layers_s)
+        self.shortest_s = min([one.both_s for one, layer in zip(blocks, grid.is_layer, strict=True) if layer])
         self.first_s = self._role_s("embedding")
         self.last_s = self._role_s("head", "loss")
         self.whole_s = sum(times * self.blocks[kind].both_s for kind, times, _ in grid.runs)
 
     @cached_property
+    def layers_s(self) -> list[float]:
+        """Of each layer, in model order."""
+        runs = [(self.blocks[kind].both_s, times) for kind, times, role in self.grid.runs if role == "layer"]
+        return [seconds for seconds, times in runs for _ in range(times)]
+
+    @cached_property
     def sent_bytes(self) -> int:
         """A layer's output, which a pipeline rank sends on."""
-        layer = next(block for block in self.grid.kinds if block.role == "layer")
-        return stream_bytes(layer.output, self.context)
+        first, each = self.grid.sent_bytes
+        return first + each * (self.micro_batch - 1)
 
     @cached_property
     def groups(self) -> list[list[Chosen]]:
@@ -114,10 +117,7 @@ class ShapeCosts:
 
     def send_s(self, job: Job) -> float:
         """Seconds in which a stage's output is sent on."""
-        key = job.layout.dp, job.layout.pp
-        if key not in self._sends:
-            self._sends[key] = send_s(job, self.context)
-        return self._sends[key]
+        return self.grid.send_s(job)
 
     def wire_s(self, job: Job) -> list[tuple[float, float]]:
         """Of each kind of block, seconds in which its parameters are gathered and its gradients reduced, by themselves."""

@@ -70,10 +70,15 @@ def gathered_on(job: Job, context: Context) -> Exchange | None:
     return Exchange(kind="all_gather", axis="tp", payload_bytes=stream)
 
 
-def send_s(job: Job, context: Context) -> float:
-    """Seconds from one pipeline stage to the next; nothing without a pipeline."""
+def sends(job: Job, context: Context) -> tuple[Exchange, ...]:
+    """What gets a stage's output to the next; nothing without a pipeline."""
     found = sent_on(job, context), gathered_on(job, context)
-    return sum(exchange_cost(job, one).seconds for one in found if one is not None)
+    return tuple([one for one in found if one is not None])
+
+
+def send_s(job: Job, context: Context) -> float:
+    """Seconds from one pipeline stage to the next."""
+    return sum(exchange_cost(job, one).seconds for one in sends(job, context))
 
 
 def waits_for_sends(job: Job) -> bool:

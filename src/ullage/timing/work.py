@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from ullage.calibration.memory import MemoryKind
-from ullage.frozen import frozen, replace
+from ullage.frozen import frozen, hash_once, replace
 from ullage.hardware.curve import Kind
 from ullage.hardware.measured import Direction
 
@@ -98,6 +100,10 @@ class Pass:
     attention: Attention | None = None
     traffic: tuple[Traffic, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.matmuls, self.attention, self.traffic, self.exchanges)
 
 
 @frozen
