@@ -204,13 +204,22 @@ def replace(value: _Value, **changes: object) -> _Value:
 
 
 def _replace(self: object, **changes: object) -> object:
-    """Compiled for a class when it is first asked for, as few are."""
+    """Compiled for a class when it is first asked for, as few are: each slot is set once, without ``__init__`` between."""
     cls = type(self)
-    names = [name for name, one in _fields(self).items() if one.init]
-    own: dict[str, object] = {"cls": cls, "KEPT": object()}
-    parameters = ", ".join(f"{name}=KEPT" for name in names)
-    values = ", ".join(f"{name}=self.{name} if {name} is KEPT else {name}" for name in names)
-    exec(f"def __replace__(self, *, {parameters}): return cls({values})", own)
+    own: dict[str, object] = {"cls": cls, "new": object.__new__, "KEPT": object()}
+    lines = []
+    for name, one in _fields(self).items():
+        own[f"set_{name}"] = getattr(cls, name).__set__
+        own |= {f"default_{name}": one.default, f"make_{name}": one.default_factory}
+        value = f"self.{name} if {name} is KEPT else {name}"
+        if not one.init:
+            value = f"default_{name}" if one.default_factory is MISSING else f"make_{name}()"
+        lines.append(f" set_{name}(made, {value})")
+    if hasattr(cls, "__post_init__"):
+        lines.append(" made.__post_init__()")
+    parameters = ", ".join(f"{name}=KEPT" for name, one in _fields(self).items() if one.init)
+    body = "\n".join([f"def __replace__(self, *, {parameters}):", " made = new(cls)", *lines, " return made"])
+    exec(body, own)
     type.__setattr__(cls, "__replace__", own["__replace__"])
     return replace(self, **changes)
 
