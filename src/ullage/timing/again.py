@@ -76,8 +76,10 @@ _NOTHING = Pass()
 
 def _forward(work: OpWork, again: Again) -> Pass:
     """Of a linear whose input is gathered, or whose output is reduced, by steps of their own, one may run again without the other."""
-    sends = [name for how in ("gather", "reduce", "all_reduce") if (name := f"{work.name}.{how}") in again.known]
     runs = again.runs(work.name, work.module)
+    if not work.forward.exchanges:
+        return work.forward if runs else _NOTHING
+    sends = [name for how in ("gather", "reduce", "all_reduce") if (name := f"{work.name}.{how}") in again.known]
     if sends and not runs:
         return Pass(exchanges=work.forward.exchanges) if again.names.intersection(sends) else _NOTHING
     if sends and not again.names.intersection(sends):

@@ -4,6 +4,7 @@ once a step."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 
 from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
@@ -127,6 +128,12 @@ class Stage:
             self.bare = [self._chunk(at, hosted=False) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
         self.outside = self._once()
+
+    def on(self, rank: Rank) -> Stage:
+        """The same on another rank, whose chunks are equal."""
+        found = copy(self)
+        found.rank, found.trained = rank, Trained(rank=rank)
+        return found
 
     @property
     def parts(self) -> Parts:

@@ -17,7 +17,7 @@ from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job, Recompute
-from ullage.memory.rank import placed
+from ullage.memory.rank import Chunk, placed
 from ullage.model.count import flops_per_token, forward_flops_per_token
 from ullage.model.graph import Block, Graph, Op
 from ullage.schedule import Action, finish_times
@@ -52,7 +52,13 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     """Every pipeline rank of a job, timed."""
     _refuse(job)
     context = context_of(job, graph)
-    return tuple(Stage(job, graph, context, rank) for rank in ranks_of(job, graph))
+    found: list[Stage] = []
+    known: dict[tuple[Chunk, ...], Stage] = {}
+    for rank in ranks_of(job, graph):
+        like = known.get(rank.chunks)
+        found.append(Stage(job, graph, context, rank) if like is None else like.on(rank))
+        known[rank.chunks] = found[-1]
+    return tuple(found)
 
 
 PARTLY_TRAINED = ("single", "ddp", "megatron")
