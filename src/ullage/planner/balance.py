@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 
 from ullage.frozen import frozen, replace
@@ -218,7 +218,7 @@ class Balance:
     """The blocks of a shape under a family of recomputations, whatever its pipeline."""
 
     def __init__(self, costs: ShapeCosts, family: Family) -> None:
-        self.costs = costs
+        self.costs, self._family = costs, family
         self.count = costs.grid.graph.layers
         self.mean, self.first, self.last = Share(), Share(), Share()
         self.layers: list[tuple[int, int, Share]] = []
@@ -230,8 +230,11 @@ class Balance:
                 self.mean.add(one, times / self.count)
             else:
                 (self.first if role == "embedding" else self.last).add(one, times)
-        self.again = _again(costs, family)
         self._no_saving = (0.0,) * len(self.layers)
+
+    @cached_property
+    def again(self) -> list[Again]:
+        return _again(self.costs, self._family)
 
     def _share(self, kind: int, family: Family) -> Share:
         costs = self.costs
@@ -262,11 +265,11 @@ class Balance:
             return None
         if self._has_room(pipe, room, at_least):
             return at_least
-        held, _, needed = self._added_up(pipe, room, _FOREVER)
+        held, _, needed = self._added_up(pipe, room, _FOREVER, ())
         if held < needed * _NEAR:
             return None
         for _ in range(_ROUNDS):
-            held, gained, needed = self._added_up(pipe, room, at_least)
+            held, gained, needed = self._added_up(pipe, room, at_least, self.again)
             if held + gained * at_least >= needed * _NEAR or not gained:
                 break
             at_least = max(at_least, (needed - held) / gained)
@@ -282,9 +285,9 @@ class Balance:
                 return False
         return True
 
-    def _added_up(self, pipe: Pipe, room: float, seconds: float) -> tuple[float, float, float]:
+    def _added_up(self, pipe: Pipe, room: float, seconds: float, lines: Sequence[Again]) -> tuple[float, float, float]:
         """Of each rank the sum that leaves it fewest mean layers in so many seconds, added up: mean layers that are held in no time, how
-        many more in each second, and how many all layers are at the least."""
+        many more in each second, and how many all layers are at the least. lines: of what is computed again, where time is short."""
         costs, each = self.costs, 1 / pipe.micro_batches
         first, last, layers = self.first, self.last, self.layers
         sent = costs.sent_bytes if pipe.ranks > 1 else 0
@@ -319,7 +322,7 @@ class Balance:
                 chosen, of_mean, limit, slope = "wire", sent_s, wire_s, each
                 fewest = (wire_s + each * seconds) / sent_s
             again, saved_s = 0.0, self._no_saving
-            for line in self.again:
+            for line in lines:
                 rate = line.s_per_byte / flights
                 own = compute_s - line.mean_s + rate * (states + flights * kept)
                 if free_s + rate * plain + each * seconds < fewest * own:

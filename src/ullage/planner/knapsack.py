@@ -87,6 +87,15 @@ class Groups:
             for some in self._choices
         ]
 
+    def smallest(self, micro_batch: int) -> list[int]:
+        """Of each kind of layer the bytes that it leaves behind more than one that recomputes nothing, under whichever sets leave least of
+        it: nothing, or less."""
+        more = micro_batch - 1
+        return [
+            sum([min([0, *[left[at][0] + left[at][1] * more for _, _, left in some]]) for some in self._choices])
+            for at in range(len(self.layers))
+        ]
+
 
 def front(measured: Iterable[Sequence[Chosen]]) -> tuple[Chosen, ...]:
     """Of groups with their sets, the sets over all of them that no other beats, the fastest first; not the one that recomputes nothing."""

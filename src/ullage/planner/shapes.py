@@ -86,8 +86,9 @@ class ShapeCosts:
     def smallest(self) -> list[int]:
         """Of each kind, the bytes that it leaves behind under whichever set of modules leaves least of it."""
         found = list(self.kept(NONE))
-        for at, kind in enumerate(self.grid.groups.layers):
-            found[kind] += sum(min([one.left_bytes[at] for one in some]) for some in self.groups)
+        groups = self.grid.groups
+        for kind, less in zip(groups.layers, groups.smallest(self.micro_batch), strict=True):
+            found[kind] += less
         return found
 
     def _role_s(self, *roles: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from math import isqrt
 
 from ullage.engines.base import context_of
@@ -135,11 +135,9 @@ class Space:
 
     def engines(self, base: Base, cut: Job) -> tuple[Job, ...]:
         """Stages and shard groups."""
-        group = cut.layout.dp * cut.layout.cp
         return tuple(
             replace(cut, engine=replace(base.job.engine, zero_stage=stage, shard_group=shards))
-            for stage in self._stages(base, group)
-            for shards in self._shard_groups(base, group)
+            for stage, shards in self._divisions(base, cut)
         )
 
     def families(self, base: Base, cut: Job) -> tuple[Family, ...]:
@@ -156,7 +154,7 @@ class Space:
 
     def count_pipeline(self, base: Base, pipeline: Job) -> int:
         """Strategies of a pipeline."""
-        return len(self.engines(base, pipeline)) * sum(self.count_families(base, pipeline))
+        return len(self._divisions(base, pipeline)) * sum(self.count_families(base, pipeline))
 
     def count_families(self, base: Base, pipeline: Job) -> tuple[int, ...]:
         """Of each family, the strategies of a pipeline under one engine."""
@@ -246,6 +244,11 @@ class Space:
             return None
         accum = want.global_batch // (dp * data.micro_batch)
         return replace(data, grad_accum=accum) if want.grad_accum in (None, accum) else None
+
+    def _divisions(self, base: Base, pipeline: Job) -> list[tuple[int, int | None]]:
+        """Stages and shard groups."""
+        group = pipeline.layout.dp * pipeline.layout.cp
+        return list(product(self._stages(base, group), self._shard_groups(base, group)))
 
     def _stages(self, base: Base, group: int) -> tuple[int, ...]:
         """ZeRO stages over ``group`` ranks."""
