@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.engines.base import Account, context_of, flag, sized
-from ullage.engines.megatron.buffers import buffers, dummy_gradients, eight_bit_weights, workspaces
-from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks
+from ullage.engines.megatron import eight_bit
+from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
+from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
 from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
-from ullage.engines.megatron.states import frozen_parameters, load, shards, states, trained
+from ullage.engines.megatron.states import frozen_parameters, gradients_type, load, states, trained
 from ullage.engines.pipeline import scheduled
 from ullage.job.job import Job
 from ullage.kernels import stacks
@@ -42,7 +43,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     others = [
         *frozen_parameters(job, rank),
         *buffers(job, context),
-        *eight_bit_weights(job, rank),
+        *eight_bit.weights(job, rank),
         *workspaces(job, rank),
         *static_buffers(job, rank, replayer),
     ]
@@ -122,7 +123,7 @@ def _fetched_ahead(replayer: Replayer, rank: Rank) -> list[Item]:
 
 def _optimizer(job: Job, rank: Rank) -> Node:
     """FusedAdam has no temporaries; gradients that are not fp32 are first copied into fp32 main gradients."""
-    if job.precision.grads == "fp32" or job.precision.master != "fp32":
+    if gradients_type(job) == "fp32" or job.precision.master != "fp32":
         return Sequence([], "optimizer step")
     copies = [
         sized(

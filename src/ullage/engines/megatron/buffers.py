@@ -95,37 +95,6 @@ def dummy_gradients(rank: Rank, context: Context) -> list[Item]:
     ]
 
 
-MATRICES = ("linear", "grouped_linear")
-
-
-def eight_bit_names(job: Job, rank: Rank) -> frozenset[str]:
-    """The weights of Transformer Engine's linears, where they multiply in 8 bits."""
-    if job.precision.compute != "fp8" or job.engine.options.get("transformer_impl") == "local":
-        return frozenset()
-    return frozenset(
-        f"{run.block.name}.{op.params[0].name}"
-        for part in rank.chunks
-        for run in part.runs
-        for op in run.block.ops
-        if op.kind in MATRICES and op.params and not op.name.endswith("lm_head")
-    )
-
-
-def eight_bit_weights(job: Job, rank: Rank) -> list[Item]:
-    """In fp8 every TE linear keeps its weight quantised, by rows and by columns, beside the bf16 one.
-
-    Source: TransformerEngine pytorch/module/base.py, get_weight_workspace.
-    """
-    names = eight_bit_names(job, rank)
-    if not names:
-        return []
-    numel = sum(local.total for local in rank.params if local.name in names)
-    return [
-        sized("parameters", f"weights in fp8, by {order}", numel, "fp8", lives="from the first micro-batch on")
-        for order in ("rows", "columns")
-    ]
-
-
 def workspaces(job: Job, rank: Rank) -> list[Item]:
     """cuBLAS' workspaces where torch itself multiplies, and Transformer Engine's own."""
     device = job.cluster.device

@@ -17,6 +17,14 @@ GRADIENTS_SHARDED = 2  # zero_stage from which gradients are sharded
 PARAMETERS_SHARDED = 3  # and parameters too
 
 
+def shards(job: Job, expert: bool) -> int:
+    """Ranks among which the distributed optimizer divides, and what Megatron-FSDP divides beside it."""
+    if job.engine.zero_stage == 0:
+        return 1
+    layout = job.layout
+    return layout.expert_dp if expert else layout.dp * layout.cp
+
+
 class ShardedBlocks(Wrap):
     """Gathers a block's parameters before it runs, and keeps its whole gradients from its backward to their reduce-scatter."""
 

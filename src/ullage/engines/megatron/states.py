@@ -6,8 +6,8 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 from __future__ import annotations
 
 from ullage.engines.base import shard, sized
-from ullage.engines.megatron.buffers import eight_bit_names
-from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED
+from ullage.engines.megatron import eight_bit
+from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED, shards
 from ullage.frozen import frozen
 from ullage.job.job import Job
 from ullage.memory.program import Item, Node, Sequence, alloc, free
@@ -33,15 +33,26 @@ def states(job: Job, rank: Rank) -> list[States]:
     """Parameters and main gradients whole (less under Megatron-FSDP); main parameters and moments over the data-parallel group with
     the distributed optimizer.
 
-    Expert parameters have buffers and a data-parallel group of their own.
+    Expert parameters have buffers and a data-parallel group of their own. Where parameters are kept in 8 bits, those of Transformer
+    Engine's linears are these alone (eight_bit.py), and MXFP8's are gathered in the gradients' buffer (param_and_grad_buffer.py,
+    shared_buffer).
     """
+    in_8_bits = eight_bit.names(job, rank) if job.precision.fp8_params else frozenset()
     found = []
     for expert in (False, True):
         mine = [local for local in rank.params if local.expert == expert and local.param.trainable]
         tensors = [local.numel for local in mine for _ in range(local.copies)]
         if tensors:
-            found.append(_states_of(job, tensors, expert))
+            whole = [local.numel for local in mine if local.name not in in_8_bits for _ in range(local.copies)]
+            found.append(_states_of(job, tensors, whole, expert))
     return found
+
+
+def gradients_type(job: Job) -> str:
+    """Of the buffers that gradients add up in: Megatron-FSDP's have a type of their own where it is told one (mixed_precision.py)."""
+    told = job.engine.options.get("megatron_fsdp_main_grads_dtype")
+    sharded = job.engine.zero_stage >= GRADIENTS_SHARDED
+    return told if sharded and isinstance(told, str) else job.precision.grads
 
 
 def trained(rank: Rank, *, expert: bool) -> int:
@@ -52,9 +63,9 @@ def trained(rank: Rank, *, expert: bool) -> int:
 def frozen_parameters(job: Job, rank: Rank) -> list[Item]:
     """Parameters without gradients: each a tensor of its module, in no buffer (param_and_grad_buffer.py takes what requires_grad).
 
-    Where parameters are kept in 8 bits, those of Transformer Engine's linears are these alone (buffers.py).
+    Where parameters are kept in 8 bits, those of Transformer Engine's linears are these alone (eight_bit.py).
     """
-    in_8_bits = eight_bit_names(job, rank) if job.precision.fp8_params else frozenset()
+    in_8_bits = eight_bit.names(job, rank) if job.precision.fp8_params else frozenset()
     mine = [local for local in rank.params if not local.param.trainable and local.name not in in_8_bits]
     found = []
     for expert in (False, True):
@@ -65,7 +76,8 @@ def frozen_parameters(job: Job, rank: Rank) -> list[Item]:
     return found
 
 
-def _states_of(job: Job, tensors: list[int], expert: bool) -> States:
+def _states_of(job: Job, tensors: list[int], whole: list[int], expert: bool) -> States:
+    """whole: of the tensors, those that are not kept in 8 bits."""
     numel = sum(tensors)
     which = "experts" if expert else "dense"
     group = shards(job, expert)
@@ -79,15 +91,15 @@ def _states_of(job: Job, tensors: list[int], expert: bool) -> States:
     two_copies = precision.master is not None and precision.master != precision.params
     moments = ("exp_avg", "exp_avg_sq") if job.optimizer.name.startswith("adam") else ()
     return States(
-        loose=sized("parameters", f"parameters of the modules ({which})", numel, precision.params, pieces=tensors),
+        loose=sized("parameters", f"parameters of the modules ({which})", sum(whole), precision.params, pieces=whole),
         parameters=sized(
-            "parameters", f"parameters ({which})", numel, precision.params, shards=over[PARAMETERS_SHARDED]
+            "parameters", f"parameters ({which})", sum(whole), precision.params, shards=over[PARAMETERS_SHARDED]
         ),
         gradients=sized(
             "gradients",
             f"main gradients ({which})",
             numel,
-            precision.grads,
+            gradients_type(job),
             shards=over[GRADIENTS_SHARDED],
             why="" if job.engine.zero_stage >= GRADIENTS_SHARDED else "never sharded",
         ),
@@ -108,10 +120,3 @@ def load(states: list[States], others: list[Item]) -> Node:
             *(alloc(item) for item in others if item.bytes),
         ]
     )
-
-
-def shards(job: Job, expert: bool) -> int:
-    if job.engine.zero_stage == 0:
-        return 1
-    layout = job.layout
-    return layout.expert_dp if expert else layout.dp * layout.cp

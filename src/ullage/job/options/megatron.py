@@ -24,7 +24,7 @@ OPTIONS: tuple[Option, ...] = table(
                 position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
             COUNT: "checkpoint_num_layers cuda_graph_warmup_steps",
-            DTYPE: "moe_router_dtype",
+            DTYPE: "moe_router_dtype megatron_fsdp_main_grads_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
             ANY: "recompute_granularity recompute_method recompute_num_layers recompute_modules",
         },
@@ -66,7 +66,7 @@ OPTIONS: tuple[Option, ...] = table(
             NUMBER: "moe_expert_rank_capacity_factor activation_offload_fraction optimizer_offload_fraction",
             DTYPE: """
                 main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype megatron_fsdp_main_params_dtype
-                megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype pipeline_dtype""",
+                megatron_fsdp_grad_comm_dtype pipeline_dtype""",
             TEXT: """
                 data_parallel_sharding_strategy outer_dp_sharding_strategy moe_flex_dispatcher_backend
                 pipeline_model_parallel_layout cp_comm_type cuda_graph_impl
