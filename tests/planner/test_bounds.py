@@ -21,7 +21,29 @@ from ullage.planner.strategies import Cut
 from ullage.timing.blocks import block_time
 
 H100, A100 = "H100-SXM-80GB", "A100-SXM-80GB"
+HYBRID = {
+    "model_type": "nemotron_h",
+    "hidden_size": 2688,
+    "num_hidden_layers": 12,
+    "hybrid_override_pattern": "MEMEM*E-MEME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1856,
+    "mamba_num_heads": 64,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+}
+EIGHT_BIT = {"params": "bf16", "compute": "fp8", "grads": "bf16", "master": "fp32", "fp8_params": True}
 SPACES = {
+    "hybrid": {"model": HYBRID, "cluster": f"2x8x{H100}", "data": {"seq_len": 4096, "global_batch": 64}},
+    "eight-bit": {
+        "model": "llama-3.1-8b",
+        "cluster": "2x8xB200-SXM-180GB",
+        "data": {"seq_len": 4096, "global_batch": 64},
+        "precision": EIGHT_BIT,
+    },
     "llama": {"model": "llama-3.1-8b", "cluster": f"2x8x{H100}", "data": {"seq_len": 4096, "global_batch": 64}},
     "gpt2": {"model": "gpt2", "cluster": f"8x{A100}", "data": {"seq_len": 1024, "global_batch": 32}},
     "mixtral": {"model": "mixtral-8x7b", "cluster": f"4x8x{H100}", "data": {"seq_len": 4096, "global_batch": 128}},
@@ -35,6 +57,8 @@ CASES = [
     *(("mixtral", engine) for engine in ("fsdp2", "deepspeed", "megatron")),
     ("qwen3", "megatron"),
     ("deepseek", "megatron"),
+    ("hybrid", "megatron"),
+    ("eight-bit", "megatron"),
 ]
 MANY = 8
 SLACK = 1 + 1e-9

@@ -64,7 +64,8 @@ def _bytes(
     name: EngineName, stage: int, precision: Precision, optimizer: Optimizer, offload: Offload, shards: int
 ) -> BytesPerElement:
     masters = dtypes.bits(precision.master) / 8 if precision.master else 0.0
-    parameters = dtypes.bits(precision.params) / 8
+    eight_bit = name == "megatron" and precision.fp8_params  # by rows at least, and those outside the linears are more
+    parameters = dtypes.bits("fp8" if eight_bit else precision.params) / 8
     copies = 0.0 if masters == 0.0 or precision.master == precision.params else masters
     if name in _ALONE:
         parameters, copies = masters or parameters, 0.0
