@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ullage.engines.base import context_of
-from ullage.errors import Infeasible, Unsupported
+from ullage.errors import Infeasible
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
@@ -36,12 +36,14 @@ MODEL = {
 }
 
 
-def job(micro_batch: int = 1, *, head_dim: int = HEAD_DIM, groups: int = GROUPS, **layout: object) -> Job:
+def job(
+    micro_batch: int = 1, *, head_dim: int = HEAD_DIM, groups: int = GROUPS, heads: int = HEADS, **layout: object
+) -> Job:
     return read_job(
         {
             "schema": 1,
-            "model": {**MODEL, "mamba_head_dim": head_dim, "n_groups": groups},
-            "cluster": "8xH100-SXM-80GB",
+            "model": {**MODEL, "mamba_head_dim": head_dim, "n_groups": groups, "mamba_num_heads": heads},
+            "cluster": f"{3 if layout.get('cp') == 3 else 8}xH100-SXM-80GB",
             "engine": {"name": "megatron"},
             "precision": "bf16",
             "data": {"seq_len": SEQ, "micro_batch": micro_batch},
@@ -87,8 +89,14 @@ def test_context_parallelism_trades_the_sequence_for_heads() -> None:
     assert kept(job(cp=2)) == pytest.approx(saved(), rel=1e-3)
     exchanges = [step.name for step in steps_of(job(micro_batch=2, cp=2)) if step.name.startswith("exchange.")]
     assert exchanges == ["exchange.projected", "exchange.scanned"]
-    with pytest.raises(Unsupported, match="repeats the 2 groups"):
-        steps_of(job(groups=2, cp=4))
+    with pytest.raises(Infeasible, match="8 groups of the scan on a rank are neither a divisor of 3 nor divide by it"):
+        job(heads=24, groups=8, cp=3)
+
+
+def test_context_parallelism_repeats_groups_of_which_there_are_fewer() -> None:
+    """Each of four ranks scans a quarter of the heads with a group of its own: what was projected once for two ranks is there twice."""
+    more = 2 * 2 * 2 * STATE  # bf16, both vectors, two groups more
+    assert kept(job(groups=2, cp=4)) - kept(job(groups=2)) == pytest.approx(more, abs=1)
 
 
 def test_what_the_backward_makes_again() -> None:

@@ -87,7 +87,7 @@ def _heads(job: Job, arch: Architecture) -> Iterator[Violation]:
 
 def _scan(job: Job, arch: Architecture) -> Iterator[Violation]:
     """Each rank of a Mamba-2 mixer has whole heads and whole groups of them (Megatron-Core ssm/mamba_mixer.py); of the groups context
-    parallelism takes some too (mamba_context_parallel.py)."""
+    parallelism takes some too, or repeats them (mamba_context_parallel.py)."""
     layout, heads, groups = job.layout, arch.scan_heads, arch.scan_groups
     if heads is None or groups is None:
         return
@@ -99,6 +99,12 @@ def _scan(job: Job, arch: Architecture) -> Iterator[Violation]:
     if (heads // layout.tp) % layout.cp:
         what = f"{heads // layout.tp} heads of the scan on a rank do not divide by {layout.cp}"
         yield infeasible("layout.cp", layout.cp, what, divisors_of(heads // layout.tp))
+    few, many = sorted((groups // layout.tp, layout.cp))
+    if many % few:
+        what = (
+            f"{groups // layout.tp} groups of the scan on a rank are neither a divisor of {layout.cp} nor divide by it"
+        )
+        yield infeasible("layout.cp", layout.cp, what, divisors_of(groups // layout.tp))
 
 
 def _widths(job: Job, arch: Architecture) -> Iterator[Violation]:

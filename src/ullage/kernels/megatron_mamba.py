@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from math import ceil
 
-from ullage.errors import Unsupported
 from ullage.frozen import replace
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, SEQ, Dim, Op
 
 MODULE = "mamba"
-PROJECTED: tuple[Dim, ...] = (BATCH, SEQ, "ssm_in")
 INNER: tuple[Dim, ...] = (BATCH, SEQ, "ssm_inner")
 
 _WHAT = {
@@ -44,12 +42,12 @@ def scan(ops: tuple[Op, ...], context: Context) -> list[Step]:
     read = op.inputs[0]
     before: list[Step] = []
     after: list[Step] = []
+    projected = exchanged(context)
     if context.cp > 1:
-        _refuse_repeated_groups(context)
         before += [
-            _copy("exchange.projected", read, PROJECTED, context),
-            _copy("projected.joined", "exchange.projected", PROJECTED, context),
-            _copy("projected.ordered", "projected.joined", PROJECTED, context, holds=(read, "exchange.projected")),
+            _copy("exchange.projected", read, projected, context),
+            _copy("projected.joined", "exchange.projected", projected, context),
+            _copy("projected.ordered", "projected.joined", projected, context, holds=(read, "exchange.projected")),
         ]
         read = "projected.ordered"
         after += [
@@ -59,7 +57,7 @@ def scan(ops: tuple[Op, ...], context: Context) -> list[Step]:
         ]
     else:
         after.append(_transposed(output.name, made.name, INNER, context))
-    before.append(_transposed("projected.by_sequence", read, PROJECTED, context))
+    before.append(_transposed("projected.by_sequence", read, projected, context))
     return [*before, _fused(op, "projected.by_sequence", made, context), *after]
 
 
@@ -95,14 +93,25 @@ def _transposed(name: str, read: str, dims: tuple[Dim, ...], context: Context) -
     return Step(name=name, reads=(read,), aliases=((name, read),), passes=(read,), module=MODULE, moves=(0, 0))
 
 
-def _refuse_repeated_groups(context: Context) -> None:
-    if context.size("ssm_groups") % context.cp:
-        raise Unsupported(
-            f"repeats the {context.size('ssm_groups')} groups of the scan that a rank has, which is not modelled",
-            key="layout.cp",
-            value=context.cp,
-            remedy="use a divisor of them",
-        )
+def _repeats(context: Context) -> int:
+    """How often context parallelism repeats a group, so that each rank has one whole: where there are fewer of them than ranks."""
+    return max(1, context.cp // context.size("ssm_groups"))
+
+
+def _groups(context: Context) -> Dim:
+    repeats = _repeats(context)
+    return "ssm_groups" if repeats == 1 else repeats * context.size("ssm_groups")
+
+
+def _with_groups(dim: str, context: Context) -> Dim:
+    """A dimension that has both state vectors of each group in it."""
+    more = 2 * (_repeats(context) - 1) * context.size("ssm_groups") * context.size("ssm_state")
+    return context.size(dim) + more if more else dim
+
+
+def exchanged(context: Context) -> tuple[Dim, ...]:
+    """The projection as the scan has it: of this rank's part of the sequence all heads, or as much of the whole sequence's."""
+    return (BATCH, SEQ, _with_groups("ssm_in", context))
 
 
 def _fused(op: Op, read: str, output: Buffer, context: Context) -> Step:
@@ -132,7 +141,9 @@ def _fused(op: Op, read: str, output: Buffer, context: Context) -> Step:
 
 def _convolved(context: Context) -> Buffer:
     return context.buffer(
-        "convolved", (BATCH, SEQ, "ssm_conv"), what="channels and state vectors after the convolution"
+        "convolved",
+        (BATCH, SEQ, _with_groups("ssm_conv", context)),
+        what="channels and state vectors after the convolution",
     )
 
 
@@ -160,7 +171,7 @@ def _states(chunk: int, context: Context) -> tuple[Buffer, ...]:
 
 
 def _scores(chunk: int, context: Context, name: str = "scan.scores") -> Buffer:
-    dims = (BATCH, _chunks(chunk, context), "ssm_groups", chunk, chunk)
+    dims = (BATCH, _chunks(chunk, context), _groups(context), chunk, chunk)
     return context.buffer(name, dims, "fp32", "products of the state vectors inside chunks")
 
 
@@ -169,7 +180,11 @@ def _backward(chunk: int, context: Context) -> tuple[Buffer, ...]:
     fp32 and in the compute type, or when those of the scores are summed."""
     lasting = (
         _convolved(context),
-        context.buffer("convolved.grad", (BATCH, SEQ, "ssm_conv"), what="gradient of the convolution's output"),
+        context.buffer(
+            "convolved.grad",
+            (BATCH, SEQ, _with_groups("ssm_conv", context)),
+            what="gradient of the convolution's output",
+        ),
         context.buffer("scan.dt_in", (BATCH, SEQ, "ssm_heads"), what="step sizes as projected, copied"),
         *_steps(context),
         _scores(chunk, context),
@@ -180,7 +195,7 @@ def _backward(chunk: int, context: Context) -> tuple[Buffer, ...]:
         _chunk_states(f"scan.{name}.fp32", chunk, context, "fp32", f"fp32 {name} of chunks")
         for name in ("states", "dstates")
     )
-    vectors: tuple[Dim, ...] = (BATCH, SEQ, "ssm_groups", "ssm_state")
+    vectors: tuple[Dim, ...] = (BATCH, SEQ, _groups(context), "ssm_state")
     summing = (
         context.buffer("scan.vectors.grad", vectors, "fp32", "fp32 gradients of both state vectors", copies=2),
         *(_scores(chunk, context, f"scan.scores.{name}") for name in ("grad", "sum")),
@@ -196,8 +211,8 @@ def _moved(chunk: int, context: Context) -> tuple[int, int]:
     convolved = _convolved(context).bytes
     state = _chunk_states("", chunk, context, None, "").bytes
     wide = _chunk_states("", chunk, context, "fp32", "").bytes
-    vectors = context.buffer("", (BATCH, SEQ, "ssm_groups", "ssm_state"), copies=2).bytes
-    wide_vector = context.buffer("", (BATCH, SEQ, "ssm_groups", "ssm_state"), "fp32").bytes
+    vectors = context.buffer("", (BATCH, SEQ, _groups(context), "ssm_state"), copies=2).bytes
+    wide_vector = context.buffer("", (BATCH, SEQ, _groups(context), "ssm_state"), "fp32").bytes
     steps = sum(one.bytes for one in _steps(context))
     scores = _scores(chunk, context).bytes
     again = 2 * convolved + steps + (channels + wide) + (vectors + scores)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ullage import dtypes
 from ullage.comm.volume import once_each
 from ullage.hardware.curve import Kind
+from ullage.kernels import megatron_mamba
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, ROUTED, SEQ, Op, Tensor
@@ -171,7 +172,7 @@ def expert_parallel(op: Op, context: Context) -> Exchange:
 
 def scan_parallel(op: Op, context: Context) -> OpWork:
     """Heads traded for sequence before a scan, and back (Megatron-Core ssm/mamba_context_parallel.py)."""
-    dims = ((BATCH, SEQ, "ssm_in"), op.outputs[0].dims)
+    dims = (megatron_mamba.exchanged(context), op.outputs[0].dims)
     sent = tuple(
         Exchange(kind="all_to_all", axis="cp", payload_bytes=context.buffer(op.name, traded).bytes) for traded in dims
     )
