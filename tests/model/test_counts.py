@@ -61,6 +61,7 @@ def test_every_family_is_held_against_something() -> None:
         ("qwen3-235b-a22b", 22.2, True),  # arXiv 2505.09388: 22B
         ("qwen1.5-moe-a2.7b", 2.69, True),  # model card: 2.7B
         ("llama-4-maverick-17b-128e", 17.2, True),  # model card: 17B
+        ("nemotron-3-nano-30b-a3b", 3.6, True),  # model card: 3.6B, embeddings included
         ("gpt-oss-20b", 3.61, False),  # arXiv 2508.10925, table 1: 3.61B, embedding left out
         ("gpt-oss-120b", 5.13, False),  # the same: 5.13B
     ],
