@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ullage.formats import megatron_hybrid
 from ullage.formats.reading import Keys, lenient_flag, size
 from ullage.job import fields
 from ullage.job.job import Job
@@ -44,6 +45,10 @@ _PATTERN = re.compile(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\)")
 
 def read_model(keys: Keys) -> None:
     """The architecture, where the text says one; a model named by flags replaces it."""
+    if megatron_hybrid.is_hybrid(keys):
+        megatron_hybrid.read(keys)
+        _vocabulary(keys)
+        return
     if not any(keys.has((flag,)) for flag in ("--num-layers", "--hidden-size")):
         for flag in (*_SIZES, *_LATENT):
             keys.leave((flag,), "an architecture without --num-layers and --hidden-size")
@@ -178,7 +183,7 @@ def model_leaves(job: Job) -> dict[str, object]:
         found |= _latent_leaves(spec)
     if spec.mtp_layers:
         found["--mtp-num-layers"] = spec.mtp_layers
-    return found
+    return megatron_hybrid.leaves(spec, found, job.engine.options) if spec.mixers else found
 
 
 def _vocabulary_leaves(spec: DecoderSpec, tp: int) -> dict[str, object]:

@@ -42,7 +42,7 @@ def spec(keys: Keys) -> DecoderSpec:
         hidden_dropout=keys.rate("hidden_dropout"),
         mixers=mixers,
         mamba=_mamba(keys),
-        experts=_experts(keys),
+        experts=_experts(keys) if predicted or "moe" in mixers else None,
         mtp_layers=predicted,
         mtp_mixers=tuple(_MIXERS[letter] for letter in _PREDICTING),
     )
