@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.memory.ledger import ledger
-from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, events, free, locate_peak, net
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, events, free, is_closed, locate_peak, net
 
 SIZES = (512, 1024, 1536, 4096)
 
@@ -74,6 +74,14 @@ def test_a_growing_repeat_peaks_in_its_last_round_and_a_level_one_in_its_first()
     assert locate_peak(growing).live[small] == 3
     level = Repeat(3, Sequence([alloc(small), free(small)]))
     assert (level.peak_bytes, level.delta_bytes) == (512, 0)
+
+
+@given(balanced(3))
+def test_a_program_is_closed_where_it_leaves_nothing_and_takes_nothing(program: Node) -> None:
+    assert is_closed(program) == (not net(program))
+    one = ITEMS[0]
+    assert is_closed(Sequence([program, *(free(item, count) for item, count in net(program).items())]))
+    assert not is_closed(Sequence([free(one), program, alloc(one)]))
 
 
 def test_a_shrinking_repeat_peaks_in_its_first_round() -> None:

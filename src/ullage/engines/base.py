@@ -69,8 +69,13 @@ class Account:
     @property
     def history(self) -> Node:
         """A run as the allocator sees it: load, the first step without the late states, then a steady step."""
-        first = [] if self.first is None else [self.first]
-        return Sequence([self.loading, *first, self.step, self._made_late, self.step])
+        return self.history_with(())
+
+    def history_with(self, shorter: Sequence_[Node]) -> Node:
+        """A run that takes shorter steps first, after which its longest one finds other blocks than it would by itself."""
+        once = [] if self.first is None else [self.first]
+        opening, others = shorter[:1] or (self.step,), shorter[1:]
+        return Sequence([self.loading, *once, *opening, self._made_late, *others, self.step])
 
     @property
     def static_bytes(self) -> int:

@@ -1,13 +1,15 @@
 """Reserved memory of a rank: its run so far, as the allocator's simulation sees it.
 
 A long pipeline repeats itself: where the whole history has too many events, a shorter one with the same layers and as many
-micro-batches as are ever in flight stands for it, and what it wastes is added to the whole one's peak.
+micro-batches as are ever in flight stands for it, and what it wastes is added to the whole one's peak. Where lengths vary, steps of
+other lengths follow.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ullage.engines import lengths
 from ullage.engines.base import Account, flag
 from ullage.engines.registry import account
 from ullage.job.job import Job
@@ -22,9 +24,11 @@ MOST_EVENTS = 30_000
 def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_bytes: int) -> int:
     """What the caching allocator has taken from the driver at most; never less than ``peak_bytes``."""
     expandable = flag(job.engine.options, "expandable_segments", False)
-    history = found.history
-    if history.changes > MOST_EVENTS:
-        history = account(_shorter(job), graph, rank).history
+    varies = job.data.seq_len_mean is not None
+    if varies or found.history.changes > MOST_EVENTS:
+        job = _shorter(job)
+        found = account(job, graph, rank)
+    history = found.history_with(lengths.steps(job, graph, rank)) if varies else found.history
     outside = outside_allocator(job.cluster, found.groups, eager=found.eager)
     capacity = job.cluster.device.capacity_bytes - sum(one.bytes for one in outside)
     simulated = simulate(history, expandable_segments=expandable, capacity_bytes=capacity)

@@ -229,6 +229,17 @@ def net(node: Node) -> dict[Item, int]:
     return node._net
 
 
+def is_closed(node: Node) -> bool:
+    """Whether a program frees nothing but what it has allocated itself, and leaves nothing behind."""
+    live: Counter[Item] = Counter()
+    for change in _flat(node):
+        if isinstance(change, Change):
+            live[change.item] += change.count
+            if live[change.item] < 0:
+                return False
+    return not any(live.values())
+
+
 class Event(NamedTuple):
     """One allocation (``alive``) or free; ``handle`` ties the two."""
 
