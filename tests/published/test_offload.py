@@ -3,9 +3,11 @@
 import pytest
 
 from ullage.calibration.host import HostOptimizer, host_optimizer_bytes_per_s
+from ullage.engines.estimate import estimate
 from ullage.hardware.catalogue import device
 from ullage.job.read import read_job
 from ullage.timing.step import step_time
+from ullage.units import GIB
 
 ADAM = [
     ("fused", 28, {1e9: 0.22, 2e9: 0.51, 4e9: 1.03, 8e9: 2.41, 10e9: 2.57}),
@@ -22,7 +24,8 @@ def test_adam_on_the_cpus_of_a_dgx_2(impl: HostOptimizer, moved: int, seconds: d
 
 
 def test_a_llama_of_70_billion_parameters_under_cpu_offload() -> None:
-    """torchtune's README: 1,568 tokens/s of 8 A100, full fine-tuning in bf16, batch 2 of 2,048 tokens, fused AdamW on the CPUs."""
+    """torchtune's README: 1,568 tokens/s of 8 A100 and 13.9 GiB on each, full fine-tuning in bf16, batch 2 of 2,048 tokens, fused AdamW
+    on the CPUs."""
     job = {
         "model": "llama-3.1-70b",
         "cluster": "8xA100-SXM-80GB",
@@ -38,6 +41,7 @@ def test_a_llama_of_70_billion_parameters_under_cpu_offload() -> None:
         "compile": True,
     }
     assert 8 * step_time(read_job(job)).tokens_per_s_per_gpu == pytest.approx(1568, rel=0.15)
+    assert estimate(read_job(job)).peak.allocated_bytes == pytest.approx(13.9 * GIB, rel=0.01)
 
 
 TFLOPS = [
