@@ -170,6 +170,12 @@ def test_the_page_names_the_cause_of_each_miss(tmp_path: Path, capsys: pytest.Ca
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("| run-a ") and "it was made up" in line for line in lines)
     assert any(line.startswith("| run-b ") and "unexplained" in line for line in lines)
+    assert not any("other grades" in line for line in lines)
+    less = [record(name, {"allocated_gib": 1.0}, grade="B") for name in ("one-a", "two-a", "three")]
+    assert main(["validate", str(write(tmp_path / "b.json", *less)), "--markdown", "--causes", str(causes)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (known,) = (line for line in lines if "it was made up" in line)
+    assert known.startswith("| allocated | B | 2 | ")
     causes.write_text("[[miss]]\nrecords = 'x'\n")
     assert main(["validate", str(tmp_path / "a.json"), "--markdown", "--causes", str(causes)]) == 2
     assert "miss.0" in capsys.readouterr().err

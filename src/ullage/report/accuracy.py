@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ullage.report.validation import UNSPECIFIED, cells, intervals, reasons
@@ -73,6 +74,7 @@ def _lines(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
     yield from _table(("source", *_HEAD), ((one.file.removesuffix(".json"), *cells(one)) for one in found.by_file))
     yield ""
     yield from _misses(found, causes)
+    yield from _less_complete(found, causes)
     yield from _unsupported(found)
     yield from _method(found)
 
@@ -107,7 +109,31 @@ def _misses(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _is_miss(row: Row) -> bool:
-    return row.quantity in MEMORY and row.grade == "A" and row.error_ratio is not None and abs(row.error_ratio) > MISS
+    return row.grade == "A" and abs(_memory_error(row)) > MISS
+
+
+def _memory_error(row: Row) -> float:
+    """0 where the row is of no memory."""
+    return row.error_ratio or 0.0 if row.quantity in MEMORY else 0.0
+
+
+def _less_complete(found: Validation, causes: Sequence[Cause]) -> Iterator[str]:
+    """Records of the other grades of whose misses something is known, cause by cause."""
+    known: dict[tuple[str, str, str], list[float]] = {}
+    for row in found.rows:
+        cause = cause_of(row.id, causes)
+        if row.grade != "A" and cause is not None and abs(_memory_error(row)) > MISS:
+            known.setdefault((row.quantity, row.grade, cause), []).append(_memory_error(row))
+    if not known:
+        return
+    yield f"## Records of other grades more than {100 * MISS:.0f} % off, where something is known of the cause"
+    yield ""
+    rows = [
+        (quantity, grade, str(len(errors)), error(median(errors)), cause)
+        for (quantity, grade, cause), errors in sorted(known.items(), key=lambda item: -len(item[1]))
+    ]
+    yield from _table(("quantity", "grade", "records", "median error", "cause"), rows)
+    yield ""
 
 
 def _unsupported(found: Validation) -> Iterator[str]:
