@@ -24,7 +24,7 @@ MOST_EVENTS = 30_000
 def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_bytes: int) -> int:
     """What the caching allocator has taken from the driver at most; never less than ``peak_bytes``."""
     expandable = flag(job.engine.options, "expandable_segments", False)
-    varies = job.data.seq_len_mean is not None
+    varies = job.data.seq_len_mean is not None and not expandable  # segments that expand serve every length
     if varies or found.history.changes > MOST_EVENTS:
         job = _shorter(job)
         found = account(job, graph, rank)
