@@ -4,13 +4,14 @@
 # make bench-trace   what a trace takes beside torch's FSDPMemTracker
 # make bench-train   how fast a training is and what it holds, beside plain loops around FSDP2, DDP and DeepSpeed
 # make bench-cpu     seconds of a step on this CPU, predicted from a calibration and measured: five minutes
+# make residuals TRUTH=folder  how wide intervals are, from files of measured runs
 # make accuracy TRUTH=folder   docs/accuracy.md, from files of measured runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 
-.PHONY: venv test demo bench bench-trace bench-train bench-cpu accuracy clean
+.PHONY: venv test demo bench bench-trace bench-train bench-cpu residuals accuracy clean
 
 venv: .venv/.stamp
 
@@ -60,6 +61,12 @@ bench-cpu: venv
 	$(BIN)/python -W ignore benchmarks/step_time_cpu.py
 
 TRUTH ?= tests/validation/data
+
+RESIDUALS := src/ullage/engines/data/residuals.toml
+
+residuals: venv
+	$(BIN)/ullage validate $(TRUTH) --residuals > $(RESIDUALS).new
+	mv $(RESIDUALS).new $(RESIDUALS)
 
 # Held against measured runs, and against the real code: two hours of two cores at most, most of it tracing.
 accuracy: venv

@@ -2,11 +2,63 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ullage
+from ullage.engines import interval
 from ullage.engines.estimate import Estimate
+from ullage.engines.interval import ANY, KINDS, LEAST_ABOVE, kind, spread
+from ullage.engines.registry import account, ranks_of
+from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
+
+DENSE: dict[str, Any] = {
+    "model": {"base": "llama-3.1-8b", "num_hidden_layers": 2}, "cluster": "8xH100-SXM-80GB", "data": {"seq_len": 1024},
+}  # fmt: skip
+EXPERTS = {"base": "mixtral-8x7b", "num_hidden_layers": 2}
+MEGATRON = {"engine": {"name": "megatron", "zero_stage": 1}, "stack": "megatron"}
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    return {**MEGATRON, "engine": {"name": "megatron", "zero_stage": 1, "options": options}}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("model", {"engine": {"name": "fsdp2"}}),
+        ("megatron", MEGATRON),
+        ("option", _options(fp8_recipe="tensorwise")),
+        ("compile", {"engine": {"name": "fsdp2"}, "stack": "torchtitan", "compile": True}),
+        ("experts", {**MEGATRON, "model": EXPERTS}),
+        ("experts", {**_options(fp8_recipe="tensorwise"), "model": EXPERTS}),
+        ("megatron", {**_options(moe_router_force_load_balancing=True), "model": EXPERTS}),
+        ("texts", {"engine": {"name": "ddp"}, "stack": "transformers"}),
+        ("texts", {**MEGATRON, "data": {"seq_len": 1024, "seq_len_mean": 512}}),
+        ("fork", {"engine": {"name": "deepspeed", "zero_stage": 1}, "stack": "megatron"}),
+    ],
+)
+def test_what_is_most_uncertain_in_a_job(name: str, changed: dict[str, Any]) -> None:
+    job = read_job({**DENSE, **changed})
+    graph = graph_of(job)
+    assert kind(job, account(job, graph, ranks_of(job, graph)[0])) == name
+
+
+def test_spreads_are_those_of_measured_runs() -> None:
+    """Every kind was measured, of at least two sources; none lies on one side of its estimates."""
+    text = (Path(interval.__file__).parent / "data" / "residuals.toml").read_text(encoding="utf-8")
+    written = tomllib.loads(text)["kinds"]
+    assert written.keys() == {*KINDS, ANY}
+    for name, entry in written.items():
+        assert len(entry["sources"]) > 1
+        found = spread(name)
+        assert found.low == entry["low"] < 1
+        assert found.high == max(entry["high"], 1 + LEAST_ABOVE)
+    assert spread("a kind without measurements") == spread(ANY)
 
 
 def _zero3(**options: Any) -> Estimate:

@@ -17,7 +17,7 @@ LLAMA = {
 }
 MIXTRAL = {
     "model": "mixtral-8x7b",
-    "cluster": f"2x8x{H100}",
+    "cluster": "2x8xH200-SXM-141GB",
     "data": {"seq_len": 2048, "global_batch": 16, "micro_batch": 1},
 }
 SPACES = {

@@ -17,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="the answer as JSON (docs/job.md)")
     form.add_argument("--verbose", action="store_true", help="each record too, and every reason in full")
     form.add_argument("--markdown", action="store_true", help="a page: tables, and each grade A miss with its cause")
+    form.add_argument("--residuals", action="store_true", help="the spreads that intervals are made of, as TOML")
     parser.add_argument("--causes", type=Path, metavar="FILE", help="with --markdown: known causes of misses, as TOML")
 
 
@@ -37,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         from ullage.report.accuracy import accuracy_page
 
         sys.stdout.write(accuracy_page(found, causes))
+    elif arguments.residuals:
+        from ullage.report.residuals import residuals_text
+
+        sys.stdout.write(residuals_text(found))
     else:
         from ullage.report.validation import validation_report
 

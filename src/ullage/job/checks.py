@@ -81,5 +81,5 @@ def _options_not_modelled(job: Job, arch: Architecture) -> Iterator[Violation]:
             f"engine.options.{name}",
             job.engine.options[name],
             "is known to matter and is not modelled yet",
-            "the interval is wider for it",
+            "the interval allows for it",
         )

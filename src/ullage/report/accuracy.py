@@ -24,6 +24,8 @@ _METHOD = (
     "  that matters; B: one or two keys are assumed; C: good only for whether it fits.",
     "- The job is estimated as it stands: no constant is fitted to a record or a source. The figure is that of the rank that was",
     "  measured: the largest over all pipeline stages, the last stage, or the one that the record names.",
+    "- The interval alone is made of these records: of how far measurements lie from estimates where the same is uncertain in the job",
+    "  (`make residuals`). Cross-validated, a source's measurements are held against what all other sources make of it.",
     "- error = predicted / measured - 1. *Inside interval*: the share of measurements between the low and the high estimate; inside",
     "  the allocator that is the interval of the device without what lies outside the allocator.",
 )

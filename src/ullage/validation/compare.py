@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import cached_property
 
 from ullage.engines.base import Account
 from ullage.engines.estimate import Estimate, RankEstimate, estimate
-from ullage.engines.interval import Interval, doubts, interval
+from ullage.engines.interval import Interval, interval, kind
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
@@ -32,8 +33,8 @@ _AS_NUMBER = {"fits": 1.0, "tight": 0.5, "oom": 0.0}
 class Row:
     """One quantity of one record. Memory in bytes, times in seconds; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
 
-    error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity. doubts: what is uncertain in the job, by
-    name (engines/interval.py).
+    error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity. kind: what is most uncertain in the job
+    (engines/interval.py). residual: log(measured / predicted) of memory; overheads outside the allocator are taken away from both.
     """
 
     id: str
@@ -49,7 +50,8 @@ class Row:
     fits: bool | None
     file: str = ""
     stage: int | None = None
-    doubts: tuple[str, ...] = ()
+    kind: str = ""
+    residual: float | None = None
 
     @property
     def covered(self) -> bool:
@@ -144,7 +146,8 @@ def _rows(record: Record) -> Iterator[Row]:
             low=predicted.low,
             high=predicted.high,
             stage=predicted.stage,
-            doubts=tuple(one.what for one in doubts(job, _account(job, predicted.stage))),
+            kind=kind(job, _account(job, predicted.stage)),
+            residual=_residual(measured - predicted.outside, predicted.bytes - predicted.outside),
         )
     if record.fits is not None:
         yield _row(record, answer, "fits", measured=float(record.fits), predicted=_AS_NUMBER[answer.verdict])
@@ -173,7 +176,8 @@ def _row(
     low: float | None = None,
     high: float | None = None,
     stage: int | None = None,
-    doubts: tuple[str, ...] = (),
+    kind: str = "",
+    residual: float | None = None,
 ) -> Row:
     return Row(
         id=record.id,
@@ -189,15 +193,24 @@ def _row(
         fits=record.fits,
         file=record.file,
         stage=stage,
-        doubts=doubts,
+        kind=kind,
+        residual=residual,
     )
+
+
+def _residual(measured: float, predicted: float) -> float | None:
+    """None where less was measured than the overheads outside the allocator alone."""
+    return math.log(measured / predicted) if measured > 0 else None
 
 
 @frozen
 class _Predicted:
+    """outside: bytes of it outside the allocator."""
+
     bytes: int
     low: int
     high: int
+    outside: int
     stage: int
 
 
@@ -207,7 +220,13 @@ def _predicted(job: Job, answer: Estimate, quantity: str, rank: str | int) -> _P
     stages = list(_measured_stages(answer, rank))
     worst = max(stages, key=size)
     bracket = _bracket(job, worst, quantity, size(worst))
-    return _Predicted(bytes=size(worst), low=bracket.low_bytes, high=bracket.high_bytes, stage=worst.stage)
+    return _Predicted(
+        bytes=size(worst),
+        low=bracket.low_bytes,
+        high=bracket.high_bytes,
+        outside=worst.device_bytes - worst.reserved_bytes if quantity == "device" else 0,
+        stage=worst.stage,
+    )
 
 
 _SIZES: dict[str, Callable[[RankEstimate], int]] = {

@@ -46,10 +46,10 @@ _FSDP = table(
 
 _TITAN = table(
     {
-        Status.MODELLED: {SWITCH: "compile_loss logits_upcast", TEXT: "loss_name"},
+        Status.MODELLED: {SWITCH: "compile_loss logits_upcast", TEXT: "loss_name", FLAG: "force_load_balance"},
         Status.NOT_MODELLED: {
             FLAG: """
-                async_tp graph_trainer sac_saves_abs force_load_balance deterministic
+                async_tp graph_trainer sac_saves_abs deterministic
                 float8_all_gather float8_force_recompute_weight_in_bwd float8_grouped_mm float8_precompute_scale
                 enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp enable_async_tensor_parallel
                 force_recompute_fp8_weight_in_bwd early_stop""",
