@@ -92,7 +92,7 @@ def context_of(job: Job, graph: Graph) -> Context:
     params = model_type(job)
     compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
     return Context(
-        sizes=local_sizes(graph, layout, job.data),
+        sizes=local_sizes(graph, layout, job.data, _capacity(job)),
         stack=job.stack,
         version=job.stack_version,
         compute=compute,
@@ -114,6 +114,14 @@ def context_of(job: Job, graph: Graph) -> Context:
         options=job.engine.options,
         compute_capability=job.cluster.device.compute_capability,
     )
+
+
+def _capacity(job: Job) -> float | None:
+    """Megatron-Core's factor where rows are filled up to it; where they are only cut off there, balanced routing stays below it
+    (core/transformer/moe/moe_utils.py, get_capacity)."""
+    factor = job.engine.options.get("moe_expert_capacity_factor")
+    padded = job.engine.options.get("moe_pad_expert_input_to_capacity")
+    return float(factor) if padded and isinstance(factor, int | float) else None
 
 
 def _loss_chunks(job: Job, graph: Graph, params: str) -> int | None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ullage.frozen import FrozenMap
 from ullage.job.job import Data, Layout
-from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Graph, Param
+from ullage.model.graph import BATCH, ROUTED, SENT, SEQ, SEQ_SP, Graph, Param
 
 SCAN = ("ssm_heads", "ssm_groups", "ssm_inner", "ssm_conv", "ssm_in")
 """What tensor parallelism divides of a Mamba-2 mixer: whole heads, and whole groups of them."""
@@ -19,9 +19,11 @@ EXPERT_TENSOR_PARALLEL = ("expert_ffn",)
 
 
 @lru_cache(maxsize=1024)
-def local_sizes(graph: Graph, layout: Layout, data: Data) -> FrozenMap:
+def local_sizes(graph: Graph, layout: Layout, data: Data, capacity: float | None = None) -> FrozenMap:
     """Every named dimension as one rank holds it.
 
+    capacity: every expert is sent its even share of a rank's rows times this factor, rounded up, filled with zeros or cut off; None: as
+    many rows as there are.
     Divisions that do not come out are rounded up: job/checks.py refuses those that no engine runs; what remains (kv heads
     below the tensor-parallel degree) is replicated.
     """
@@ -33,11 +35,16 @@ def local_sizes(graph: Graph, layout: Layout, data: Data) -> FrozenMap:
         sizes[name] = _share(size, _degree(name, layout))
     top_k = sizes.get("top_k", 0)
     assert isinstance(top_k, int)
+    sent = data.micro_batch * tokens_sp * top_k
+    if capacity is not None and top_k:
+        experts = graph.size("router")
+        sent = experts * math.ceil(sent / experts * capacity)
     sizes |= {
         BATCH: data.micro_batch,
         SEQ: tokens,
         SEQ_SP: tokens_sp,
-        ROUTED: data.micro_batch * tokens_sp * top_k * layout.etp,
+        SENT: sent,
+        ROUTED: sent * layout.etp,
     }
     return FrozenMap(sizes)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from ullage.job.adapted import is_adapter
 from ullage.kernels import megatron_adapters
 from ullage.kernels.megatron_common import eight_bit_input
 from ullage.kernels.step import Buffer, Context, Step
-from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
+from ullage.model.graph import BATCH, ROUTED, SENT, SEQ_SP, Op
 
 
 def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -32,19 +35,72 @@ def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 
 def dispatch(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    """Permutation by expert, all-to-all, and the second permutation by local expert."""
+    """Rows brought to their experts: of the rank's own tokens by an all-to-all, or out of the tokens of all ranks.
+
+    All-to-all: permuted by expert, exchanged, gathered where tensor parallelism cuts the experts, sorted where a rank holds several.
+    ``allgather``: the tokens of all ranks that share experts lie in the global gather buffer, and each takes its experts' rows out of it.
+    Source: token_dispatcher.py, MoEAlltoAllTokenDispatcher and MoEAllGatherTokenDispatcher.
+    """
     (op,) = ops
     rows = context.tensor(op.outputs[0], "tokens sorted by expert")
     hidden, scores = op.inputs
-    if context.ep * context.etp == 1:
-        return [Step(name="dispatch", reads=(hidden, scores), writes=(rows,), no_grad=(scores,), module="moe")]
-    permuted = Buffer(f"{op.name}.permuted", rows.bytes, "tokens permuted for the all-to-all", rows.formula)
-    received = Buffer(f"{op.name}.received", rows.bytes, "tokens received by the all-to-all", rows.formula)
+    if gathers(context):
+        return [
+            Step(
+                name="dispatch",
+                reads=(hidden, scores),
+                writes=(rows,),
+                no_grad=(scores,),
+                backward_scratch=(everybodys(context, f"{op.name}.gathered_grad", "gradient of the gathered tokens"),),
+                module="moe",
+            )
+        ]
+    received = SENT if context.etp > 1 else ROUTED  # before the parts of an expert are gathered
+    way = [_Leg("permute", SENT, "tokens permuted for the all-to-all")]
+    if context.ep > 1:
+        way.append(_Leg("all_to_all", received, "tokens received by the all-to-all"))
+    if context.etp > 1:
+        way.append(_Leg("gather", ROUTED, "tokens of all parts of an expert"))
+    if _sorts(context):
+        way.append(_Leg("sort", ROUTED, rows.what))
+    steps = _travel(way, op, hidden, context, rows)
+    return [replace(steps[0], reads=(hidden, scores), no_grad=(scores,)), *steps[1:]]
+
+
+class _Leg(NamedTuple):
+    """One step of the way to the experts or back, and how many rows it makes."""
+
+    name: str
+    rows: str
+    what: str
+
+
+def _travel(way: list[_Leg], op: Op, source: str, context: Context, last: Buffer | None = None) -> list[Step]:
+    """A step for each leg, each reading what the one before made. last: what the last one makes, if it has a name already."""
+    width = op.outputs[0].dims[-1]
+    made = [context.buffer(f"{op.name}.{leg.name}", (leg.rows, width), what=leg.what) for leg in way]
+    if last is not None:
+        made[-1] = last
+    reads = [source, *(buffer.name for buffer in made)]
     return [
-        Step(name="permute", reads=(hidden, scores), writes=(permuted,), no_grad=(scores,), module="moe"),
-        Step(name="all_to_all", reads=(permuted.name,), writes=(received,), module="moe"),
-        Step(name="sort", reads=(received.name,), writes=(rows,), module="moe"),
+        Step(name=leg.name, reads=(read,), writes=(buffer,), module="moe")
+        for leg, read, buffer in zip(way, reads, made, strict=False)
     ]
+
+
+def _sorts(context: Context) -> bool:
+    return context.size("experts") > 1 and context.ep * context.etp > 1
+
+
+def gathers(context: Context) -> bool:
+    """Whether ranks see the tokens of all who share their experts, and there are several."""
+    experts = "experts" in context.sizes
+    return experts and context.ep * context.etp > 1 and context.option("moe_token_dispatcher_type") == "allgather"
+
+
+def everybodys(context: Context, name: str, what: str) -> Buffer:
+    """A row for each token of the ranks that share the experts."""
+    return context.buffer(name, (BATCH, SEQ_SP, "hidden"), what=what, copies=context.ep * context.etp)
 
 
 def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -110,20 +166,24 @@ def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:
 
 
 def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    """The way back: un-sort, all-to-all, and the sum over each token's experts."""
+    """The way back, and the sum over each token's experts."""
     (op,) = ops
     rows, scores = op.inputs
     output = context.tensor(op.outputs[0], "combined output of the experts")
-    size = context.buffer("combine.rows", (ROUTED, op.outputs[0].dims[-1]))
-    if context.ep * context.etp == 1:
-        return [Step(name="combine", reads=(rows, scores), writes=(output,), no_grad=(scores,), module="moe")]
-    unsorted = Buffer(f"{op.name}.unsorted", size.bytes, "experts' output, un-sorted", size.formula)
-    returned = Buffer(f"{op.name}.returned", size.bytes, "experts' output, back from the all-to-all", size.formula)
-    return [
-        Step(name="unsort", reads=(rows,), writes=(unsorted,), module="moe"),
-        Step(name="all_to_all_back", reads=(unsorted.name,), writes=(returned,), module="moe"),
-        Step(name="combine", reads=(returned.name, scores), writes=(output,), no_grad=(scores,), module="moe"),
-    ]
+    if gathers(context):
+        summed = everybodys(context, f"{op.name}.summed", "experts' output of the tokens of all ranks")
+        return [
+            Step(name="unpermute", reads=(rows, scores), writes=(summed,), no_grad=(scores,), module="moe"),
+            Step(name="reduce_scatter", reads=(summed.name,), writes=(output,), module="moe"),
+        ]
+    way = [_Leg("unsort", ROUTED, "experts' output, un-sorted")] if _sorts(context) else []
+    if context.etp > 1:
+        way.append(_Leg("reduce_scatter", SENT, "experts' output, summed over their parts"))
+    if context.ep > 1:
+        way.append(_Leg("all_to_all_back", SENT, "experts' output, back from the all-to-all"))
+    steps = _travel(way, op, rows, context)
+    back = steps[-1].made[0] if steps else rows
+    return [*steps, Step(name="combine", reads=(back, scores), writes=(output,), no_grad=(scores,), module="moe")]
 
 
 def shared_gate(ops: tuple[Op, ...], context: Context) -> list[Step]:

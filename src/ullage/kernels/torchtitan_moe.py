@@ -6,7 +6,7 @@ Sources: torchtitan/models/moe.py, torchtitan/distributed/expert_parallel.py.
 from __future__ import annotations
 
 from ullage.kernels.step import Buffer, Context, Step
-from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Op
+from ullage.model.graph import BATCH, ROUTED, SENT, SEQ_SP, Op
 
 
 def router(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -46,7 +46,7 @@ def dispatch(ops: tuple[Op, ...], context: Context) -> list[Step]:
     rows = context.tensor(op.outputs[0], "tokens sorted by expert")
     if context.ep * context.etp == 1:
         return [Step(name="dispatch", reads=(hidden, scores), writes=(rows,), no_grad=(scores,), module="moe")]
-    sent = Buffer("dispatch.sent", rows.bytes, "tokens in the order of the experts", rows.formula)
+    sent = context.buffer("dispatch.sent", (SENT, "hidden"), what="tokens in the order of the experts")
     received = Buffer("dispatch.received", rows.bytes, "tokens received by the all-to-all", rows.formula)
     return [
         Step(name="dispatch", reads=(hidden, scores), writes=(sent,), no_grad=(scores,), module="moe"),
@@ -76,17 +76,17 @@ def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
     (op,) = ops
     rows, scores = op.inputs
     size = context.buffer("combine.rows", (ROUTED, "hidden"))
-    weighed_fp32 = context.buffer("combine.fp32", (ROUTED, "hidden"), "fp32", "experts' output in fp32, weighed")
+    back = context.buffer("combine.returned", (SENT, "hidden"), what="experts' output, back from the all-to-all")
+    weighed_fp32 = context.buffer("combine.fp32", (SENT, "hidden"), "fp32", "experts' output in fp32, weighed")
     steps: list[Step] = []
     if context.ep * context.etp > 1:
         unsorted = Buffer("combine.unsorted", size.bytes, "experts' output, un-sorted", size.formula)
-        returned = Buffer("combine.returned", size.bytes, "experts' output, back from the all-to-all", size.formula)
         steps += [
             Step(name="unsort", reads=(rows,), writes=(unsorted,), module="moe"),
-            Step(name="all_to_all_back", reads=(unsorted.name,), writes=(returned,), module="moe", op="all_to_all"),
+            Step(name="all_to_all_back", reads=(unsorted.name,), writes=(back,), module="moe", op="all_to_all"),
         ]
-        rows = returned.name
-    weighed = Buffer("combine.weighed", size.bytes, "experts' output, weighed", size.formula)
+        rows = back.name
+    weighed = Buffer("combine.weighed", back.bytes, "experts' output, weighed", back.formula)
     output = context.tensor(op.outputs[0], "combined output of the experts")
     return [
         *steps,

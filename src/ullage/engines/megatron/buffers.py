@@ -11,6 +11,7 @@ from dataclasses import replace
 from ullage.engines.base import cublas_workspaces, flag, sized, workspace
 from ullage.hardware import overheads
 from ullage.job.job import Job
+from ullage.kernels import megatron_moe
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, round_up
 from ullage.memory.rank import Rank
@@ -52,14 +53,19 @@ def buffers(job: Job, context: Context) -> list[Item]:
                 lives="from the first attention on",
             )
         )
+    gathered = []
     if context.sp and context.tp > 1:
-        whole = context.buffer("mpu", (BATCH, SEQ, "hidden"))
+        gathered.append(context.buffer("mpu", (BATCH, SEQ, "hidden")))
+    if megatron_moe.gathers(context):
+        gathered.append(megatron_moe.everybodys(context, "mpu", "tokens of all ranks that share experts"))
+    if gathered:
+        whole = max(gathered, key=lambda one: one.bytes)
         items.append(
             Item(
                 category="communication",
                 what="global gather buffer (mpu)",
                 bytes=round_up(whole.bytes),
-                formula=f"{whole.formula}; tensor_parallel/layers.py keeps the largest gathered input",
+                formula=f"{whole.formula}; tensor_parallel/utils.py keeps the largest that was asked for",
                 lives="from the first gather on",
             )
         )
