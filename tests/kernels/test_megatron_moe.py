@@ -38,7 +38,18 @@ def moe(**layout: Any) -> tuple[Context, list[Step]]:
     return context, [step for step in lower(layer, context) if step.module == "moe"]
 
 
-WAY = ["dispatch", "permute", "all_to_all", "gather", "sort", "unsort", "unpermute", "reduce_scatter", "all_to_all_back", "combine"]
+WAY = [
+    "dispatch",
+    "permute",
+    "all_to_all",
+    "gather",
+    "sort",
+    "unsort",
+    "unpermute",
+    "reduce_scatter",
+    "all_to_all_back",
+    "combine",
+]
 
 
 def rows(steps: list[Step]) -> dict[str, float]:

@@ -57,7 +57,7 @@ LEAST_ABOVE = 0.05
 
 _OF_TRAINERS = ("transformers", "liger", "unsloth")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_BALANCED = ("moe_pad_expert_input_to_capacity", "moe_router_force_load_balancing", "force_load_balance")
+BALANCED = ("moe_pad_expert_input_to_capacity", "moe_router_force_load_balancing", "force_load_balance")
 """Options under which every expert receives equally many tokens, as the estimate takes it."""
 
 
@@ -69,7 +69,7 @@ def kind(job: Job, account: Account) -> str:
     if of_a_trainer or job.data.seq_len_mean is not None:
         return "texts"
     experts = any(job.model.keys.get(name) for name in _EXPERTS)
-    if experts and not any(job.engine.options.get(name) for name in _BALANCED):
+    if experts and not any(job.engine.options.get(name) for name in BALANCED):
         return "experts"
     if job.compile:
         return "compile"

@@ -1,13 +1,16 @@
-"""What else a run goes through: loading, evaluation whose logits are kept, saving a gathered state dict. On a rank, and on a node's host.
+"""What else a run goes through: loading, steps that are routed unevenly, evaluation whose logits are kept, saving a gathered state dict.
+On a rank, and on a node's host.
 
 A job that fits while it trains may die in one of them. The step itself is engines/estimate.py's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ullage import dtypes
+from ullage.engines import routing
 from ullage.engines.base import Account, context_of
 from ullage.engines.estimate import Estimate, Verdict, verdict_of
 from ullage.engines.fsdp2.policy import types_of, units_of
@@ -35,8 +38,9 @@ SHARD_FILE_BYTES = 50 * 10**9
 
 @frozen
 class Moment:
-    """name: loading | evaluation | saving. allocated_bytes: of the rank that holds most. host_bytes: of the node that needs most.
+    """name: loading | routing p90 | routing p99 | evaluation | saving.
 
+    allocated_bytes: of the rank that holds most. host_bytes: of the node that needs most.
     kept_bytes: what each further evaluation batch leaves on the device; most_batches: with how many it ends, None where none is kept.
     verdict: of the rank's card; of the host's memory where the job says how much there is, whichever is worse.
     """
@@ -58,7 +62,7 @@ def moments(answer: Estimate) -> tuple[Moment, ...]:
         return ()
     graph = graph_of(job)
     on_ranks = [_Rank(job, graph, rank) for rank in ranks_of(job, graph)]
-    return tuple(moment(on_ranks) for moment in (_loading, _evaluation, _saving))
+    return (_loading(on_ranks), *_routing(on_ranks), _evaluation(on_ranks), _saving(on_ranks))
 
 
 class _Rank:
@@ -147,6 +151,25 @@ def _whole_at_load(one: _Rank) -> int:
 
 def _largest_parameter(one: _Rank, dtype: str) -> int:
     return max(round_up(dtypes.size_bytes(param.numel, dtype)) for param in one.rank.params)
+
+
+# -- routing
+
+
+def _routing(ranks: list[_Rank]) -> Iterator[Moment]:
+    """Of dropless experts on several ranks alone."""
+    job, graph = ranks[0].job, ranks[0].graph
+    if not routing.is_uneven(job, graph):
+        return
+    for quantile in routing.QUANTILES:
+        found = [(one, routing.peak_bytes(job, graph, one.rank, quantile)) for one in ranks]
+        share = f"{100 * (1 - quantile):.0f} %"
+        yield _worst(
+            f"routing p{100 * quantile:.0f}",
+            found,
+            0,
+            f"a step on the rank whose experts are the busiest; {share} of steps are routed less evenly",
+        )
 
 
 # -- evaluation

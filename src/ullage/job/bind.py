@@ -44,7 +44,7 @@ def local_sizes(graph: Graph, layout: Layout, data: Data, capacity: float | None
         SEQ: tokens,
         SEQ_SP: tokens_sp,
         SENT: sent,
-        ROUTED: sent * layout.etp,
+        ROUTED: math.ceil(sent * layout.etp * data.expert_load),
     }
     return FrozenMap(sizes)
 

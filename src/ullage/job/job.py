@@ -34,13 +34,17 @@ Place = Literal["none", "cpu", "nvme"]
 
 @frozen
 class Data:
-    """seq_len: tokens of one sequence; micro_batch: sequences per forward of one data-parallel rank."""
+    """seq_len: tokens of one sequence; micro_batch: sequences per forward of one data-parallel rank.
+
+    expert_load: rows that this rank's experts compute, over the mean. No key of a file, which says nothing of one step's routing.
+    """
 
     seq_len: int
     micro_batch: int = 1
     grad_accum: int = 1
     padding_mask: bool = False
     seq_len_mean: int | None = None
+    expert_load: float = 1.0
 
 
 @frozen

@@ -18,13 +18,15 @@ def job_to_dict(job: Job) -> dict[str, object]:
 
     A model that came from a file is written as its keys, and is then called by its type.
     """
+    data = asdict(job.data)
+    del data["expert_load"]  # one step's, not the job's
     layout = asdict(job.layout)
     layout["pp_split"] = "even" if job.layout.pp_split is None else list(job.layout.pp_split)
     return {
         "schema": SCHEMA,
         "model": _model(job.model),
         "cluster": cluster_to_dict(job.cluster),
-        "data": asdict(job.data),
+        "data": data,
         "layout": layout,
         "engine": {
             "name": job.engine.name,
