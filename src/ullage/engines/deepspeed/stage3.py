@@ -5,6 +5,7 @@ Sources: runtime/zero/stage3.py, partition_parameters.py, parameter_offload.py. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
@@ -12,7 +13,7 @@ from ullage.engines.base import sized
 from ullage.engines.deepspeed import states
 from ullage.engines.deepspeed.buckets import Bucket, Flush, hooked_backward
 from ullage.engines.deepspeed.gathers import Gathers, persistent_numel
-from ullage.engines.deepspeed.options import Knobs
+from ullage.engines.deepspeed.options import NEWEST, Knobs
 from ullage.engines.deepspeed.partition import Held, data_parallel
 from ullage.engines.deepspeed.passes import Passes
 from ullage.engines.deepspeed.states import Static
@@ -67,11 +68,6 @@ def _between_steps(job: Job, held: Held, knobs: Knobs) -> tuple[Item, ...]:
     return tuple(found)
 
 
-def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
-    """Elements of the flat tensors that the optimizer steps."""
-    return _sub_groups(shard_numel(held), knobs)
-
-
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
     """Adam's moments and their like: made by the first step."""
     if job.offload.optimizer != "none":
@@ -84,10 +80,17 @@ def zero_gradients(job: Job, held: Held, knobs: Knobs) -> list[Item]:
     return [states.zeros(max(stepped_sizes(held, knobs), default=0), knobs.master)]
 
 
-def _sub_groups(share: int, knobs: Knobs) -> list[int]:
-    """Sizes of the sub-groups that are stepped one after another."""
-    whole, rest = divmod(share, knobs.sub_group)
-    return [knobs.sub_group] * whole + ([rest] if rest else [])
+def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
+    """Elements of the sub-groups that are stepped one after another: shards of parameters, until there are as many as the size or more
+    (_create_fp16_sub_groups)."""
+    found, size = [], 0
+    for _, flat in held.flats:
+        for numel in flat.numels:
+            size += -(-numel // flat.shards)
+            if size >= knobs.sub_group:
+                found.append(size)
+                size = 0
+    return [*found, size] if size else found
 
 
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
@@ -153,6 +156,12 @@ _HOST_NORM_ELEMENTS = 250_000_000
 
 
 def _step(job: Job, held: Held, knobs: Knobs) -> list[Node]:
+    if job.offload.optimizer == "nvme" and knobs.version >= NEWEST:
+        # _finalize_offload_gradient_accumulation casts all of them on the device before the first is written
+        cast = states.transient(
+            f"{knobs.master} gradients to be written", shard_numel(held), knobs.master, "until they are in files"
+        )
+        return [states.pulse(cast, "gradients written to files"), Sequence([], "optimizer step on the host")]
     if job.offload.optimizer != "none":
         return [Sequence([], "optimizer step on the host")]
     share = shard_numel(held)
@@ -161,13 +170,8 @@ def _step(job: Job, held: Held, knobs: Knobs) -> list[Node]:
     if job.precision.params == "fp16":
         masks = sized("transient", "isinf and isnan of the gradient shards", 3 * share, "bool", lives="overflow check")
         checks.insert(0, states.pulse(masks, "overflow check"))
-    groups = _sub_groups(share, knobs)
-    nodes = checks
-    if groups:
-        same = groups.count(groups[0])
-        nodes.append(Repeat(same, _sub_group_step(job, knobs, groups[0])))
-        nodes += [_sub_group_step(job, knobs, size) for size in groups[same:]]
-    return nodes
+    alike = ((size, len(list(same))) for size, same in itertools.groupby(stepped_sizes(held, knobs)))
+    return [*checks, *(Repeat(count, _sub_group_step(job, knobs, size)) for size, count in alike)]
 
 
 def _sub_group_step(job: Job, knobs: Knobs, size: int) -> Node:

@@ -23,7 +23,7 @@ OPTIONS: tuple[Option, ...] = table(
             SIZE: """
                 reduce_bucket_size sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold
                 stage3_max_live_parameters stage3_max_reuse_distance stage3_model_persistence_threshold""",
-            COUNT: "zero_hpz_partition_size",
+            COUNT: "zero_hpz_partition_size buffer_count buffer_size max_in_cpu",
             DTYPE: "communication_data_type grad_accum_dtype",
             TEXT: "deepspeed_version",
         },
@@ -37,7 +37,7 @@ OPTIONS: tuple[Option, ...] = table(
                 pipeline_read pipeline_write fast_init prescale_gradients sparse_gradients
                 stage3_use_all_reduce_for_fetch_params zero_init mics_hierarchical_params_gather""",
             COUNT: """
-                mics_shard_size buffer_count buffer_size max_in_cpu
+                mics_shard_size
                 number_checkpoints autotp_size stage3_module_granularity_threshold""",
             NUMBER: "ratio shard_param_frac gradient_predivide_factor",
             DTYPE: "seq_parallel_communication_data_type buffer_dtype",
