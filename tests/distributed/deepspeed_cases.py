@@ -60,4 +60,11 @@ CASES: tuple[Case, ...] = (
     _case(
         3, {"stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0}, lora=_ALL, recompute="full", seq_len=64
     ),
+    _case(3, {"zero_hpz_partition_size": 2}, grad_accum=2),
+    _case(3, {"zero_hpz_partition_size": 2}),
+    _case(
+        3,
+        {"zero_hpz_partition_size": 2, "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0},
+        grad_accum=2,
+    ),
 )

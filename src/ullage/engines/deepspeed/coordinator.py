@@ -42,10 +42,12 @@ class Limits:
 @frozen
 class Level:
     """The most elements during a segment. held: whole or on their way, and in a backward with flat buffers that modules after it wait
-    for. peak: for a moment, with the flat buffer beside all that is copied out of it."""
+    for. peak: for a moment, with the flat buffer beside all that is copied out of it. released: elements of parameters that are let go
+    of for the first time in the pass."""
 
     held: int
     peak: int
+    released: int = 0
 
 
 class _Gather:
@@ -81,6 +83,7 @@ class Coordinator:
         self.step = 0
         self.passed: dict[int, int] = {}  # the last use of each parameter that the queue is beyond
         self.whole: set[int] = set(persistent)
+        self.released: set[int] = set()
         self.gathers: dict[int, _Gather] = {}
         self.counted = 0  # what DeepSpeed counts as available
         self.live = 0  # elements of what is whole or on its way
@@ -92,7 +95,11 @@ class Coordinator:
         for hook in self.hooks:
             level = self._called(hook)
             before = found[hook.segment]
-            found[hook.segment] = Level(held=max(before.held, level.held), peak=max(before.peak, level.peak))
+            found[hook.segment] = Level(
+                held=max(before.held, level.held),
+                peak=max(before.peak, level.peak),
+                released=before.released + level.released,
+            )
         return found
 
     def _called(self, hook: Hooks) -> Level:
@@ -102,10 +109,8 @@ class Coordinator:
         self._fetch(self._ahead())
         held = self.live + (0 if hook.forward else self.flat)
         self.step += 1
-        if hook.releases:
-            for param in hook.params:
-                self._release(param)
-        return Level(held=held, peak=max(held, peak))
+        released = sum(self._release(param) for param in hook.params) if hook.releases else 0
+        return Level(held=held, peak=max(held, peak), released=released)
 
     def _fetch(self, params: ListLike[int]) -> None:
         missing = [param for param in params if param not in self.whole]
@@ -152,13 +157,18 @@ class Coordinator:
                 numel += self.numels[param]
         return chosen
 
-    def _release(self, param: int) -> None:
+    def _release(self, param: int) -> int:
+        """Returns its elements, the first time."""
         skipped = self.passed.get(param, -1) > self.step
         if param in self.persistent or param not in self.whole or skipped or self._is_needed_soon(param):
-            return
+            return 0
+        numel = self.numels[param]
         self.whole.discard(param)
-        self.counted -= self.numels[param]
-        self.live -= self.numels[param]
+        self.counted -= numel
+        self.live -= numel
+        first = param not in self.released
+        self.released.add(param)
+        return numel if first else 0
 
     def _is_needed_soon(self, param: int) -> bool:
         uses = self.uses[param]

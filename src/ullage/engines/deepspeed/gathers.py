@@ -38,10 +38,15 @@ def persistent_numel(held: Held, knobs: Knobs) -> int:
 
 class Gathers:
     """What is gathered during each block's forward, and in its backward during each module's: a gradient's hook is where the next
-    module's begins."""
+    module's begins.
 
-    def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element]) -> None:
+    first: of a step's micro-batches. With hpZ a parameter's second shard is made where it is let go of for the first time in a step, and
+    stays until the step's end (partition_parameters.py, _partition_param_sec; stage3.py, invalidate_secondary_tensor)."""
+
+    def __init__(self, job: Job, rank: Rank, knobs: Knobs, elements: ListLike[Element], *, first: bool = False) -> None:
         self.dtype = job.precision.params
+        self.shards = knobs.hpz if knobs.hpz > 1 and job.offload.params == "none" else None
+        self.first = first and self.shards is not None
         self.elements = tuple(elements)
         self.tree = _tree(job.stack, job.lora is not None, rank, self.elements)
         limits = Limits(
@@ -68,7 +73,15 @@ class Gathers:
             before = self._enter(self.segment)
             inner = next(backwards)
             nodes.append(Sequence([*before, inner, *self._leave(self.segment)]))
-        return Sequence(nodes)
+        return Sequence([*nodes, *(alloc(item) for item in self.second_shards()[-1:] if self.first and item.bytes)])
+
+    def second_shards(self) -> list[Item]:
+        """hpZ's: those of each segment, and last of what no module lets go of before the micro-batch ends."""
+        if self.shards is None:
+            return []
+        released = [level.released for level in self.levels]
+        rest = sum(self.tree.numels) - sum(released)
+        return [_second(numel, self.shards, self.dtype) for numel in (*released, rest)]
 
     def turn(self, place: int) -> Node:
         """A module's gradients are complete: it lets go of what it took, and the next one's hook has run."""
@@ -85,7 +98,8 @@ class Gathers:
 
     def _leave(self, segment: int) -> list[Node]:
         level = self.levels[segment]
-        return [free(_gathered(level.held, self.dtype))] if level.peak else []
+        made = [alloc(self.second_shards()[segment])] if self.first and level.released else []
+        return [*made, free(_gathered(level.held, self.dtype))] if level.peak else made
 
 
 @lru_cache(maxsize=4096)
@@ -99,6 +113,12 @@ def _gathered(numel: int, dtype: str) -> Item:
 def _flat(numel: int, dtype: str) -> Item:
     why = "of several parameters, beside the copies out of it"
     return sized("gathered", "flat buffer of a gather", numel, dtype, why=why, lives="while it is copied from")
+
+
+@lru_cache(maxsize=4096)
+def _second(numel: int, shards: int, dtype: str) -> Item:
+    lives = "from its first release to the end of the optimizer step"
+    return sized("gathered", "secondary shards (hpZ)", numel, dtype, shards=shards, lives=lives)
 
 
 class _Tree:

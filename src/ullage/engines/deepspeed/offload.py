@@ -49,13 +49,15 @@ def _optimizer(job: Job, held: Held, knobs: Knobs) -> int:
 
 def _parameters(job: Job, held: Held, knobs: Knobs) -> int:
     """One buffer of the trained ones' shards; with NVMe of as many as it may keep, beside the buffers of those that are on their way from
-    files, and of a sub-group on its way back (swap_tensor/partitioned_param_swapper.py). Frozen shards have blocks of their own."""
+    files, and of a sub-group on its way back (swap_tensor/partitioned_param_swapper.py). Frozen shards have blocks of their own, and
+    hpZ's second ones."""
     if job.offload.params == "none":
         return 0
     dtype, share = job.precision.params, held.partition
-    frozen = [bytes_of(-(-numel // data_parallel(job)), dtype) for numel in held.frozen_numels]
     if job.offload.params == "cpu":
-        blocks = [bytes_of(share, dtype), *frozen]
+        frozen = [bytes_of(-(-numel // data_parallel(job)), dtype) for numel in held.frozen_numels]
+        second = [bytes_of(numel // knobs.hpz, dtype) for numel in held.numels] if knobs.hpz > 1 else []
+        blocks = [bytes_of(share, dtype), *frozen, *second]
         return sum(pinned(size) if pins(job) else size for size in blocks)
     kept = min(share, _option(job, "max_in_cpu", _MOST_IN_CPU))
     count, size = _option(job, "buffer_count", _PARAM_BUFFERS), _option(job, "buffer_size", _PARAM_BUFFER)

@@ -55,17 +55,13 @@ def static(job: Job, held: Held, knobs: Knobs) -> Static:
 
 @lru_cache(maxsize=512)
 def _between_steps(job: Job, held: Held, knobs: Knobs) -> tuple[Item, ...]:
-    """Whole from one optimizer step's end to the next one's beginning: small parameters, and hpZ's second shards."""
-    dtype, lives = job.precision.params, "between optimizer steps"
-    found = []
+    """Whole from one optimizer step's end to the next one's beginning: small parameters."""
     small = persistent_numel(held, knobs)
-    if small:
-        why = f"each at most {knobs.persistence_threshold} elements"
-        found.append(sized("gathered", "persistent parameters", small, dtype, why=why, lives=lives))
-    if knobs.hpz > 1:
-        whole = held.trainable + held.frozen
-        found.append(sized("gathered", "secondary shards (hpZ)", whole, dtype, shards=knobs.hpz, lives=lives))
-    return tuple(found)
+    if not small:
+        return ()
+    why = f"each at most {knobs.persistence_threshold} elements"
+    dtype, lives = job.precision.params, "between optimizer steps"
+    return (sized("gathered", "persistent parameters", small, dtype, why=why, lives=lives),)
 
 
 def moments(job: Job, held: Held, knobs: Knobs) -> Static:
@@ -96,12 +92,20 @@ def stepped_sizes(held: Held, knobs: Knobs) -> list[int]:
 def step(job: Job, graph: Graph, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer) -> Node:
     one = _Stage3(job=job, rank=rank, held=held, knobs=knobs, replayer=replayer)
     passes = Passes(
-        job=job, rank=rank, replayer=replayer, forward=one.forward, backward=one.backward
+        job=job,
+        rank=rank,
+        replayer=replayer,
+        forward=one.first_forward,
+        backward=one.backward,
+        forward_again=one.forward,
     ).all_micro_batches()
+    (chunk,) = rank.chunks
+    second = Gathers(job, rank, knobs, replayer.elements(chunk)).second_shards()
+    dropped = Sequence([free(item) for item in second if item.bytes])
     between = _between_steps(job, held, knobs)
     let_go = Sequence([free(item) for item in between])
     gathered_again = Sequence([alloc(item) for item in between], "gather of the persistent parameters")
-    return Sequence([passes, let_go, *_step(job, held, knobs), gathered_again])
+    return Sequence([passes, let_go, *_step(job, held, knobs), gathered_again, dropped])
 
 
 @frozen
@@ -112,19 +116,23 @@ class _Stage3:
     knobs: Knobs
     replayer: Replayer
 
+    def first_forward(self, elements: ListLike[Element]) -> Node:
+        return Gathers(self.job, self.rank, self.knobs, elements, first=True).forward(self.replayer)
+
     def forward(self, elements: ListLike[Element]) -> Node:
         return Gathers(self.job, self.rank, self.knobs, elements).forward(self.replayer)
 
     def backward(self, elements: ListLike[Element], first: bool) -> Node:
-        return _backward(self.job, self.rank, self.held, self.knobs, self.replayer, tuple(elements))
+        first = first and self.knobs.hpz > 1  # they do not differ otherwise
+        return _backward(self.job, self.rank, self.held, self.knobs, self.replayer, tuple(elements), first)
 
 
 @lru_cache(maxsize=64)
 def _backward(
-    job: Job, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer, elements: tuple[Element, ...]
+    job: Job, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer, elements: tuple[Element, ...], first: bool
 ) -> Node:
-    """The same in every micro-batch: the accumulator is there all the time."""
-    gathers = Gathers(job, rank, knobs, elements)
+    """The accumulator is there all the time."""
+    gathers = Gathers(job, rank, knobs, elements, first=first)
     bucket = Bucket(held, (), knobs)
 
     def reduced(flush: Flush | None) -> list[Node]:
