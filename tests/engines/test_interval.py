@@ -100,3 +100,20 @@ def test_half_layers_are_counted() -> None:
         _zero3(split_transformers=True, checkpoint_num_layers=2).peak.allocated_bytes
         == _zero3(checkpoint_num_layers=1).peak.allocated_bytes
     )
+
+
+def _fine_tuned(cluster: str) -> Estimate:
+    return ullage.estimate(
+        read_job({"model": "llama-3.2-1b", "cluster": cluster, "engine": {"name": "single"}, "data": {"seq_len": 2048}})
+    )
+
+
+def test_texts_of_varying_lengths_fill_a_card_and_do_not_overflow_it() -> None:
+    """What is cached is given back before anything fails; what any job may need is not."""
+    fits = _fine_tuned("1xA100-SXM-40GB")
+    assert fits.peak.reserved_bytes * spread("texts").high > fits.capacity_bytes
+    assert (fits.peak.high_bytes, fits.verdict) == (fits.capacity_bytes - 1, "fits")
+    small = _fine_tuned("1xRTX-4090-24GB")
+    assert small.peak.high_bytes > small.capacity_bytes
+    assert small.verdict != "fits"
+    assert small.peak.high_bytes < small.peak.reserved_bytes * spread("texts").high
