@@ -79,6 +79,7 @@ class Space:
         self.want = want
         self._counted: dict[object, dict[int, int]] = {}
         self._families: dict[object, tuple[int, ...]] = {}
+        self._cuts: dict[object, tuple[int, ...]] = {}
 
     # -- choices
 
@@ -167,9 +168,15 @@ class Space:
 
     def count_cuts(self, base: Base, pipeline: Job, cuts: list[Job]) -> tuple[int, ...]:
         """The same of a pipeline that is cut in these ways."""
-        chunked = [(one, self.families(base, cut)) for cut in cuts for one in self.chunked(base, cut)]
-        number = len(self.families(base, pipeline))
-        return tuple(sum(self.count_family(base, one, each[at]) for one, each in chunked) for at in range(number))
+        pp, splits = pipeline.layout.pp, tuple([one.layout.pp_split for one in cuts])
+        key = id(base), pp, pipeline.data.grad_accum % pp, splits
+        if key not in self._cuts:
+            chunked = [(one, self.families(base, cut)) for cut in cuts for one in self.chunked(base, cut)]
+            self._cuts[key] = tuple(
+                sum(self.count_family(base, one, each[at]) for one, each in chunked)
+                for at in range(len(self.families(base, pipeline)))
+            )
+        return self._cuts[key]
 
     def count_family(self, base: Base, chunked: Job, family: Family) -> int:
         """Recomputations of a family, as the longest chunk has layers."""
