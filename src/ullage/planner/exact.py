@@ -5,8 +5,9 @@ from __future__ import annotations
 from ullage.engines.estimate import estimate, rank_peak
 from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.registry import ranks_of
+from ullage.errors import UllageError
 from ullage.job.checks import Violation, violations
-from ullage.job.job import Job
+from ullage.job.job import Job, Layout
 from ullage.memory.overhead import outside_allocator
 from ullage.model.graph import Graph
 
@@ -14,6 +15,18 @@ from ullage.model.graph import Graph
 def first_violation(job: Job) -> Violation | None:
     """What a check refuses of a job."""
     return next((one for one in violations(job) if one.code != "warning"), None)
+
+
+def first_error(job: Job) -> UllageError:
+    """The same as an error, of one that a check does refuse."""
+    broken = first_violation(job)
+    assert broken is not None
+    return broken.error()
+
+
+def leaves_experts_over(layout: Layout) -> bool:
+    """Whether experts' ranks do not divide those of a pipeline stage."""
+    return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
 
 
 def too_large(job: Job, graph: Graph) -> int:

@@ -20,7 +20,7 @@ from operator import itemgetter
 from ullage.engines.estimate import estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
-from ullage.job.job import Engine, Job, Layout, Recompute
+from ullage.job.job import Engine, Job, Recompute
 from ullage.planner.balance import Balance, Least, Pipe, alike, least_of
 from ullage.planner.bounds import (
     Held,
@@ -34,13 +34,13 @@ from ullage.planner.bounds import (
     stage_times,
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
-from ullage.planner.exact import first_violation, fits, may_fit, too_large
+from ullage.planner.exact import first_error, first_violation, fits, leaves_experts_over, may_fit, too_large
 from ullage.planner.grids import Grid, Grids, least_dense_s
 from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE, Family, Space, Split
 from ullage.planner.splits import best_split
 from ullage.planner.stages import Stage, flights, stages_of
-from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value
+from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value, same
 from ullage.planner.wanted import Base, Wanted
 from ullage.timing.states import is_sharded
 from ullage.timing.step import step_time
@@ -180,9 +180,9 @@ class Search:
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
         for job in self.space.pipelines(base, costs.job):
-            if _leaves_experts_over(job.layout):
+            if leaves_experts_over(job.layout):
                 strategies = len(costs.under) * self.space.count_pipeline(base, job)
-                self._refuse(job, partial(_first_error, job), strategies)
+                self._refuse(job, partial(first_error, job), strategies)
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
             pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
@@ -444,17 +444,6 @@ class Search:
         yield from found.values()
 
 
-def _first_error(job: Job) -> UllageError:
-    broken = first_violation(job)
-    assert broken is not None
-    return broken.error()
-
-
-def _leaves_experts_over(layout: Layout) -> bool:
-    """Whether experts' ranks do not divide those of a pipeline stage."""
-    return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
-
-
 @contextmanager
 def collected_later() -> Iterator[None]:
     """Without cyclic garbage collection: a search keeps nearly all that it makes, and going through it again and again takes a third of its
@@ -466,9 +455,3 @@ def collected_later() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def same(job: Job) -> object:
-    """Strategies that a person would call the same: of their micro-batches, cuts and recomputation only the best counts."""
-    layout = job.layout
-    return (job.engine.name, layout.tp, layout.cp, layout.pp, layout.ep, job.engine.zero_stage)

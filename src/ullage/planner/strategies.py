@@ -96,3 +96,9 @@ class Timed:
     at: int
     job: Job
     time: StepTime
+
+
+def same(job: Job) -> object:
+    """Strategies that a person would call the same: of their micro-batches, cuts and recomputation only the best counts."""
+    layout = job.layout
+    return (job.engine.name, layout.tp, layout.cp, layout.pp, layout.ep, job.engine.zero_stage)
