@@ -3,11 +3,12 @@
 import pytest
 
 from ullage.engines.base import context_of
+from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
-from ullage.timing.stage import send_s
-from ullage.timing.step import step_time
+from ullage.timing.stage import Stage, send_s
+from ullage.timing.step import stages, step_time
 
 BASE = {
     "model": "llama-3.1-8b",
@@ -119,3 +120,13 @@ def test_a_long_schedule_repeats_itself(layout: dict, monkeypatch: pytest.Monkey
 def test_what_is_not_timed_is_refused(changes: dict) -> None:
     with pytest.raises(Unsupported, match="is not timed"):
         timed(**changes)
+
+
+def test_equal_ranks_take_what_each_takes_by_itself() -> None:
+    layout = {"tp": 1, "pp": 8, "dp": 1}
+    job = read_job(BASE | MEGATRON | {"layout": layout, "data": {"seq_len": 4096, "micro_batch": 1, "grad_accum": 8}})
+    graph = graph_of(job)
+    found = stages(job, graph)
+    alone = [Stage(job, graph, context_of(job, graph), rank) for rank in ranks_of(job, graph)]
+    assert [one.rank for one in found] == [one.rank for one in alone]
+    assert [(one.times, one.parts) for one in found] == [(one.times, one.parts) for one in alone]
