@@ -94,3 +94,23 @@ def test_a_shape_whose_loss_is_open_is_no_more_than_under_any() -> None:
         for recompute in (NONE, FULL):
             assert least.kept(recompute)[kind] == min(one.kept(recompute)[kind] for one in under)
     assert least.whole_s < max(one.whole_s for one in under)
+
+
+@pytest.mark.parametrize("seq_len", [24, 40, 56])
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 9])
+def test_rows_that_do_not_come_out_even_between_experts_are_never_too_many(seq_len: int, micro_batch: int) -> None:
+    """One and a half rows of a sequence for an expert are one, of two sequences three, and of four six: not seven."""
+    small = {"moe_intermediate_size": 1024, "num_experts": 16, "num_experts_per_tok": 1}
+    model = {"base": "qwen3-30b-a3b", **small}
+    layout = {"dp": 8, "ep": 1}
+    job = read_job(JOB | EXPERTS | {"model": model, "layout": layout, "cluster": "8xH100-SXM-80GB"})
+    job = replace(job, data=replace(job.data, seq_len=seq_len, micro_batch=1))
+    graph = graph_of(job)
+    costs = GridCosts(job, graph)
+    context = context_of(replace(job, data=replace(job.data, micro_batch=micro_batch)), graph)
+    for block, (forward, backward) in zip(costs.kinds, costs.works, strict=True):
+        work = block_work(block, context, costs.place.accumulates)
+        exact = sum(pass_s(one.forward, costs.place, backward=False) for one in work)
+        exact_back = sum(pass_s(one.backward, costs.place, backward=True) for one in work)
+        assert forward.seconds(micro_batch) <= exact * (1 + 1e-9)
+        assert backward.seconds(micro_batch) <= exact_back * (1 + 1e-9)

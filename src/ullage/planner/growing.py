@@ -131,17 +131,26 @@ class _GrowingPass:
 
 
 class _Multiplied:
-    """A matmul as it grows."""
+    """A matmul as it grows. Rows that do not come out even between experts are rounded down, so that two sequences may have one more than
+    twice those of one: as many of them have half as many of those of two, rounded down, or more."""
 
     def __init__(self, device: Device, one: Matmul, two: Matmul) -> None:
         how = one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda, one.direction
         self._known, self._ask = _multiplied(device, one.dtype, how)
         self._first = one.m, one.n, one.k, one.groups
+        self._second = two.m, two.n, two.k, two.groups
         self._each = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
+        self._uneven = any(second == 2 * first + 1 for first, second in zip(self._first, self._second, strict=True))
 
     def seconds(self, more: int) -> float:
         (m, n, k, groups), (more_m, more_n, more_k, more_groups) = self._first, self._each
         sizes = m + more_m * more, n + more_n * more, k + more_k * more, groups + more_groups * more
+        if self._uneven:
+            m, n, k, groups = (
+                second * (more + 1) // 2 if second == 2 * first + 1 else size
+                for first, second, size in zip(self._first, self._second, sizes, strict=True)
+            )
+            sizes = m, n, k, groups
         found = self._known.get(sizes)
         if found is None:
             found = self._known[sizes] = self._ask(*sizes)
