@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from ullage.frozen import frozen
 from ullage.kernels.step import Segment, Step
@@ -80,7 +80,7 @@ class BlockProgram:
     left: tuple[Item, ...] = ()
 
 
-@lru_cache(maxsize=4096)
+@cache
 def boundary(n_bytes: int) -> Item:
     """The tensor that one block hands to the next."""
     return Item(
@@ -92,7 +92,7 @@ def boundary(n_bytes: int) -> Item:
     )
 
 
-@lru_cache(maxsize=4096)
+@cache
 def carried(n_bytes: int, slot: int, what: str) -> Item:
     """A tensor beside the stream that a later block reads."""
     return Item(
@@ -104,7 +104,7 @@ def carried(n_bytes: int, slot: int, what: str) -> Item:
     )
 
 
-@lru_cache(maxsize=4096)
+@cache
 def carried_grad(n_bytes: int, slot: int) -> Item:
     """The gradient of a tensor beside the stream, from the block that read it to the one that made it."""
     return Item(
@@ -116,7 +116,7 @@ def carried_grad(n_bytes: int, slot: int) -> Item:
     )
 
 
-@lru_cache(maxsize=4096)
+@cache
 def boundary_grad(n_bytes: int) -> Item:
     """The gradient of the tensor that one block hands to the next."""
     return Item(

@@ -76,12 +76,18 @@ class Replayer:
         return self._alone(Element(block=block, mode=mode), rule)
 
     def _alone(self, element: Element, rule: GradRule) -> BlockProgram:
-        return _program(element, self.context, rule, self.recompute, self.early_stop, self.reentrant)
+        items = self.items(element)
+        return _program(element, self.context, rule, self.recompute, self.early_stop, self.reentrant, items)
+
+    def items(self, element: Element) -> Items:
+        """The allocations of an element's block, which its programs share. What is kept of them has these for a key: of a process's many
+        blocks some are forgotten, and made anew they are other objects."""
+        return _items_of(element.block, self.context)
 
     def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
         if element.size == 1:
             return self._alone(element, rule)
-        return _grouped(element, self, rule)
+        return _grouped(element, self, rule, self.items(element))
 
     def elements(self, chunk: Chunk, leaving: frozenset[int] = frozenset(), *, received: bool = False) -> list[Element]:
         """A chunk's blocks as they run. leaving: slots of what it hands on beside its output. received: whether its input is in
@@ -102,10 +108,16 @@ class Replayer:
 
 @lru_cache(maxsize=4096)
 def _program(
-    element: Element, context: Context, rule: GradRule, recompute: Recompute, early_stop: bool, reentrant: bool
+    element: Element,
+    context: Context,
+    rule: GradRule,
+    recompute: Recompute,
+    early_stop: bool,
+    reentrant: bool,
+    items: Items,
 ) -> BlockProgram:
     whole = block_steps(element, context, recompute, early_stop=early_stop, reentrant=reentrant)
-    return BlockReplay(whole, grad_rule=rule, items=_items_of(element.block, context)).run()
+    return BlockReplay(whole, grad_rule=rule, items=items).run()
 
 
 def block_steps(
@@ -146,7 +158,7 @@ def stream_bytes(tensor: Tensor, context: Context) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _grouped(element: Element, replayer: Replayer, rule: GradRule) -> BlockProgram:
+def _grouped(element: Element, replayer: Replayer, rule: GradRule, _items: Items) -> BlockProgram:
     """Several equal blocks under one checkpoint: forward keeps the first input; backward runs all again, then back."""
     first = replayer.element_program(replace(element, size=1), rule)
     inner = replayer.program(element.block, NO_GRAD, rule)

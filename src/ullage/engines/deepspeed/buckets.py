@@ -94,15 +94,10 @@ def hooked_backward(
         yield element, Sequence([inner], f"backward of {element.block.name}")
 
 
-@lru_cache(maxsize=1024)
-def _named(element: Element, replayer: Replayer) -> tuple[tuple[Item, str], ...]:
-    program = replayer.program(element.block, element.mode, GradRule(mode="keep"))
-    return tuple((item, name) for name, item in program.grads)
-
-
 def _names(element: Element, replayer: Replayer) -> dict[Item, str]:
     """Names of the parameters whose gradients a block's items are."""
-    return dict(_named(element, replayer))
+    program = replayer.program(element.block, element.mode, GradRule(mode="keep"))
+    return {item: name for name, item in program.grads}
 
 
 @lru_cache(maxsize=1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ullage.engines.base import sized
 from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
@@ -102,20 +102,20 @@ class Gathers:
         return [*made, free(_gathered(level.held, self.dtype))] if level.peak else made
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _gathered(numel: int, dtype: str) -> Item:
     """One object for one line of the ledger, so that a release finds its fetch."""
     why = "whole, on their way or in a flat buffer that is waited for"
     return sized("gathered", "gathered parameters", numel, dtype, why=why, lives="fetch to release")
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _flat(numel: int, dtype: str) -> Item:
     why = "of several parameters, beside the copies out of it"
     return sized("gathered", "flat buffer of a gather", numel, dtype, why=why, lives="while it is copied from")
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _second(numel: int, shards: int, dtype: str) -> Item:
     lives = "from its first release to the end of the optimizer step"
     return sized("gathered", "secondary shards (hpZ)", numel, dtype, shards=shards, lives=lives)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from functools import lru_cache
+from functools import cache
 
 from ullage.engines.pipeline import scheduled
 from ullage.errors import Unsupported
@@ -146,7 +146,7 @@ def stale_outputs(job: Job, context: Context) -> Item:
     return _held(what, logits.bytes, logits.formula, "until the next micro-batch in that slot has run")
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _held(what: str, n_bytes: int, formula: str, lives: str) -> Item:
     """One object for one line of the ledger, so that a free finds its allocation."""
     return Item(category="activations", what=what, bytes=round_up(n_bytes), formula=formula, lives=lives)

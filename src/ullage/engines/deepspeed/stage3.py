@@ -22,6 +22,7 @@ from ullage.job.job import Job
 from ullage.memory.chunk import Element, Replayer
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Rank
+from ullage.memory.storage import Items
 from ullage.model.graph import Graph
 
 
@@ -124,14 +125,22 @@ class _Stage3:
 
     def backward(self, elements: ListLike[Element], first: bool) -> Node:
         first = first and self.knobs.hpz > 1  # they do not differ otherwise
-        return _backward(self.job, self.rank, self.held, self.knobs, self.replayer, tuple(elements), first)
+        items = tuple(self.replayer.items(element) for element in elements)
+        return _backward(self.job, self.rank, self.held, self.knobs, self.replayer, tuple(elements), first, items)
 
 
 @lru_cache(maxsize=64)
 def _backward(
-    job: Job, rank: Rank, held: Held, knobs: Knobs, replayer: Replayer, elements: tuple[Element, ...], first: bool
+    job: Job,
+    rank: Rank,
+    held: Held,
+    knobs: Knobs,
+    replayer: Replayer,
+    elements: tuple[Element, ...],
+    first: bool,
+    _items: tuple[Items, ...],
 ) -> Node:
-    """The accumulator is there all the time."""
+    """The accumulator is there all the time. _items: of the elements, so that what is kept frees what their forwards have made."""
     gathers = Gathers(job, rank, knobs, elements, first=first)
     bucket = Bucket(held, (), knobs)
 
