@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ullage.frozen import replace
 from ullage.job.job import Job
+from ullage.memory.overhead import outside_allocator
 from ullage.postmortem.messages import Numbers
 from ullage.units import format_bytes
 
@@ -16,10 +17,13 @@ _OTHER_JOB = 1.5
 
 
 def on_the_card(job: Job, numbers: Numbers) -> Job:
-    """The job on a card of the size that failed, where the message tells of another than the job's."""
+    """The job on a card of the size that failed, where the message tells of another than the job's. A share of a card (a budget) is told
+    without what lies outside of its allocator."""
     device = job.cluster.device
     capacity = numbers.capacity_bytes
-    if not capacity or abs(capacity - device.capacity_bytes) <= _OTHER_CARD * device.capacity_bytes:
+    outside = sum(one.high_bytes for one in outside_allocator(job.cluster, (), eager=False))
+    same = max(_OTHER_CARD * device.capacity_bytes, outside)
+    if not capacity or abs(capacity - device.capacity_bytes) <= same:
         return job
     failed = replace(device, name=f"{device.name} of {format_bytes(capacity)}", capacity_bytes=capacity)
     return replace(job, cluster=replace(job.cluster, device=failed))
