@@ -42,7 +42,7 @@ def host_bytes(found: Job) -> int:
 
 def test_a_sub_group_ends_with_the_parameter_that_fills_it() -> None:
     found = job()
-    assert stage3.sub_groups(HELD, knobs(found, graph_of(found))) == [3 * LINEAR, 3 * LINEAR]
+    assert stage3.stepped_sizes(HELD, knobs(found, graph_of(found))) == [3 * LINEAR, 3 * LINEAR]
 
 
 def test_an_optimizer_in_files_leaves_four_buffers_and_the_gradients() -> None:

@@ -219,7 +219,7 @@ def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
     sizes = {buffer.name: buffer.bytes for step in steps for buffer in step.writes}
     for prefix in ("mtp0_", "mtp1_"):
         assert sizes[f"{prefix}lse"] == 4 * 4 * 64
-        assert sizes[f"{prefix}rows"] == sizes[f"{prefix}combine.returned"] == 2 * 2 * 64 * 64
+        assert sizes[f"{prefix}rows"] == sizes[f"{prefix}combine.all_to_all_back"] == 2 * 2 * 64 * 64
         assert sizes[f"{prefix}latent_out"] == 2 * 64 * 64
         assert sizes[f"{prefix}routed_out"] == 2 * 64 * 256
 

@@ -257,8 +257,8 @@ def test_more_nodes_share_what_a_host_has_no_room_for() -> None:
     assert found.causes[0].kind == "host-memory"
     last = found.advice[-1]
     assert last.verdict_after == "fits"
-    assert last.change["layout.dp"] == 32
-    assert 125e9 < last.host_bytes < 175e9
+    assert last.change["layout.dp"] == 16
+    assert 250e9 < last.host_bytes < 350e9
 
 
 def test_nothing_is_put_on_a_host_that_has_no_room_for_it() -> None:
