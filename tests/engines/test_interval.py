@@ -34,8 +34,9 @@ def _options(**options: Any) -> dict[str, Any]:
         ("megatron", MEGATRON),
         ("option", _options(fp8_recipe="tensorwise")),
         ("compile", {"engine": {"name": "fsdp2"}, "stack": "torchtitan", "compile": True}),
-        ("experts", {**MEGATRON, "model": EXPERTS}),
-        ("experts", {**_options(fp8_recipe="tensorwise"), "model": EXPERTS}),
+        ("routing", {**MEGATRON, "model": EXPERTS}),
+        ("experts", {"engine": {"name": "fsdp2"}, "model": EXPERTS}),
+        ("routing", {**_options(fp8_recipe="tensorwise"), "model": EXPERTS}),
         ("megatron", {**_options(moe_router_force_load_balancing=True), "model": EXPERTS}),
         ("texts", {"engine": {"name": "ddp"}, "stack": "transformers"}),
         ("texts", {**MEGATRON, "data": {"seq_len": 1024, "seq_len_mean": 512}}),
@@ -49,10 +50,12 @@ def test_what_is_most_uncertain_in_a_job(name: str, changed: dict[str, Any]) -> 
 
 
 def test_spreads_are_those_of_measured_runs() -> None:
-    """Every kind was measured, of at least two sources; none lies on one side of its estimates."""
+    """Kinds were measured, of at least two sources; none lies on one side of its estimates. Of too few measurements all kinds' is taken."""
     text = (Path(interval.__file__).parent / "data" / "residuals.toml").read_text(encoding="utf-8")
     written = tomllib.loads(text)["kinds"]
-    assert written.keys() == {*KINDS, ANY}
+    assert ANY in written
+    assert len(written) >= len(KINDS)
+    assert all(spread(name) == spread(ANY) for name in KINDS.keys() - written.keys())
     for name, entry in written.items():
         assert len(entry["sources"]) > 1
         found = spread(name)

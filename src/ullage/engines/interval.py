@@ -40,6 +40,7 @@ KINDS = {
     "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node",
     "texts": "layer code of transformers on one device or on replicas, as trainers fine-tune on texts: lengths vary, and what the "
     "allocator keeps follows their order",
+    "routing": "Megatron's dropless experts receive as many tokens as the router sends; the estimate takes balanced routing",
     "experts": "dropless experts receive as many tokens as the router sends, and stacks compute them in ways that change from release to "
     "release; the estimate takes balanced routing",
     "compile": "the compiler's partitioner chooses what to save; no closed form follows it exactly",
@@ -70,7 +71,7 @@ def kind(job: Job, account: Account) -> str:
         return "texts"
     experts = any(job.model.keys.get(name) for name in _EXPERTS)
     if experts and not any(job.engine.options.get(name) for name in BALANCED):
-        return "experts"
+        return "routing" if job.stack == "megatron" else "experts"
     if job.compile:
         return "compile"
     if any("not modelled" in warning for warning in (*job.warnings, *account.warnings)):
