@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import ullage
 from ullage.engines.base import context_of
-from ullage.errors import Infeasible
+from ullage.errors import Infeasible, Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
@@ -131,3 +132,9 @@ def test_context_parallelism_is_sent() -> None:
     (work,) = (item for item in block_work(model.runs[1].block, context_of(one, model)) if item.forward.exchanges)
     assert [exchange.payload_bytes for exchange in work.forward.exchanges] == [SEQ * PROJECTED, SEQ * INNER]
     assert work.backward == work.forward
+
+
+def test_other_layer_code_has_no_scan_and_says_whose_has() -> None:
+    elsewhere = {"model": "nemotron-3-nano-30b-a3b", "cluster": "8xH100-SXM-80GB", "engine": {"name": "fsdp2"}}
+    with pytest.raises(Unsupported, match=r"has no kernel for op 'ssm' .*; use stack megatron"):
+        ullage.estimate(read_job({**elsewhere, "data": {"seq_len": 1024}}))

@@ -21,6 +21,7 @@ from ullage.kernels import (
 )
 from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value
+from ullage.kernels.lowering import kernel_of
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import SEQ, Block, Op
 
@@ -34,12 +35,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
         if first.attrs.get("group") == QKV:
             litgpt_attention.projected(tape, ops)
             continue
-        kernel = KERNELS.get(first.kind)
-        if kernel is None:
-            raise Unsupported(
-                f"has no kernel for op {first.name!r} of kind {first.kind!r}", key="stack", value=context.stack
-            )
-        kernel(tape, first)
+        kernel_of(KERNELS, first, context)(tape, first)
     return tuple(tape.steps)
 
 

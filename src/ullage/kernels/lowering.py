@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 from ullage.errors import Unsupported
 from ullage.kernels.step import Context, Segment, Step, without_experts
@@ -13,6 +14,22 @@ Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
 """Lowers one op, or the ops of one fused group, into steps."""
 
 
+_Kernel = TypeVar("_Kernel")
+
+_MEGATRONS = ("ssm", "ssm_norm")
+"""Kinds of op that Megatron's stack alone has kernels for."""
+
+
+def kernel_of(kernels: Mapping[str, _Kernel], op: Op, context: Context) -> _Kernel:
+    """A stack's kernel for an op. Unsupported where it has none."""
+    kernel = kernels.get(op.kind)
+    if kernel is None:
+        remedy = "use stack megatron" if op.kind in _MEGATRONS else None
+        what = f"has no kernel for op {op.name!r} of kind {op.kind!r}"
+        raise Unsupported(what, key="stack", value=context.stack, remedy=remedy)
+    return kernel
+
+
 def lower_ops(
     block: Block, context: Context, kernels: Mapping[str, Kernel], *, fused: frozenset[str] = frozenset()
 ) -> tuple[Step, ...]:
@@ -20,11 +37,7 @@ def lower_ops(
     steps: list[Step] = []
     beside_experts = without_experts(context)
     for ops in _groups(block, fused):
-        kernel = kernels.get(ops[0].kind)
-        if kernel is None:
-            raise Unsupported(
-                f"has no kernel for op {ops[0].name!r} of kind {ops[0].kind!r}", key="stack", value=context.stack
-            )
+        kernel = kernel_of(kernels, ops[0], context)
         steps += _lowered(kernel, ops, context if any(op.of_experts for op in ops) else beside_experts)
     return tuple(steps)
 

@@ -20,6 +20,7 @@ from ullage.kernels import (
     transformers_mlp,
 )
 from ullage.kernels.eager import Tape, Value
+from ullage.kernels.lowering import kernel_of
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.kernels.transformers_quantised import is_quantised
 from ullage.model.graph import Block, Op
@@ -37,10 +38,7 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
     tape = Tape(context, block)
     kernels: Mapping[str, Emit] = {**KERNELS, **(_COMPILED if context.compile and block.role == "layer" else {})}
     for op in block.ops:
-        kernel = kernels.get(op.kind)
-        if kernel is None:
-            raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
-        kernel(tape, op)
+        kernel_of(kernels, op, context)(tape, op)
         if op.outputs[0].name == block.output.name and block.role == "layer":
             tape.hold(tape[block.input.name])
     return tuple(tape.steps)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ullage.errors import Unsupported
 from ullage.kernels import (
     transformers_attention,
     transformers_cut_loss,
@@ -25,7 +24,7 @@ from ullage.kernels import (
     transformers_selective,
 )
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.lowering import module_segments
+from ullage.kernels.lowering import kernel_of, module_segments
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import Block, Op
 
@@ -69,9 +68,7 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
         if op.kind == "loss" and op.inputs[0] in heads:
             code.without_logits(tape, heads[op.inputs[0]], op)
             continue
-        kernel = code.kernels.get(op.kind)
-        if kernel is None:
-            raise Unsupported(f"has no kernel for op {op.name!r} of kind {op.kind!r}", key="stack", value=context.stack)
+        kernel = kernel_of(code.kernels, op, context)
         if op.outputs[0].name in gated:
             transformers_mlp.gate(tape, gated[op.outputs[0].name])
         kernel(tape, op)
