@@ -81,6 +81,11 @@ def model_type(job: Job) -> str:
     return "bf16" if as_loaded else job.precision.params
 
 
+def is_adapted(op: Op) -> bool:
+    """Whether an adapter stands beside a linear."""
+    return "lora" in op.attrs
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter's name is that of an adapter: A, B, or DoRA's magnitude."""
     return ".lora_" in name

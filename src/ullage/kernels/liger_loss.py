@@ -7,8 +7,8 @@ head's gradient is a tensor of its own, and its fp32 copy another.
 from __future__ import annotations
 
 from ullage.errors import Unsupported
+from ullage.job.adapted import is_adapted
 from ullage.kernels import fused
-from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, Context
 from ullage.kernels.transformers_linear import weight_of_head
@@ -29,7 +29,7 @@ def release(context: Context) -> tuple[int, ...]:
 
 def loss(tape: Tape, head: Op, op: Op) -> Value:
     """Keeps the gradient of the head's input and, where the head is trained, of its weight: no logits stay."""
-    if tape.family in _HAS_NO_FUSED_LOSS or adapters.is_adapted(head):
+    if tape.family in _HAS_NO_FUSED_LOSS or is_adapted(head):
         what = f"for {tape.family}" if tape.family in _HAS_NO_FUSED_LOSS else "with an adapter on the head"
         raise Unsupported(f"does not exist in Liger {what}", key="loss", value="fused-linear", remedy="use full")
     tape.module = "loss"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ullage.frozen import FrozenMap
+from ullage.job.adapted import is_adapted
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value
@@ -33,7 +34,7 @@ def projected(tape: Tape, ops: tuple[Op, ...]) -> None:
     if len(adapters.base(first)) > 1:
         params.append(("qkv.bias", (sum(sizes),)))
     whole = Value("qkv", (*source.rows, sum(sizes)), tape.context.compute)
-    if adapters.is_adapted(first):
+    if is_adapted(first):
         base = _base(tape, first, source, params, replace(whole, name="qkv.base"))
         whole = _added(tape, first, source, base, whole, sizes)
     else:

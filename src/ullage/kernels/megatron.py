@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ullage.errors import Unsupported
-from ullage.job.adapted import is_adapter
+from ullage.job.adapted import is_adapted, is_adapter
 from ullage.kernels import megatron_adapters, megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
 from ullage.kernels.megatron_common import eight_bit_input, gathers, is_local
@@ -118,7 +118,7 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         total = sum(context.tensor(op.outputs[0]).bytes for op in ops)
         formula = " + ".join(context.tensor(op.outputs[0]).formula for op in ops)
         output = Buffer(fused_name(first), total, f"{name} projection output", formula)
-    adapted = megatron_adapters.is_adapted(first)
+    adapted = is_adapted(first)
     kept = eight_bit_input(first, name, context)
     saved = tuple(buffer.name for buffer in kept) or first.inputs
     forward, backward = _forward_buffers(first, name, context), _backward_buffers(first, name, context)

@@ -13,10 +13,6 @@ from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Dim, Op
 
 
-def is_adapted(op: Op) -> bool:
-    return "lora" in op.attrs
-
-
 def beside(output: Buffer) -> Buffer:
     """What the base linear makes, to which the adapter's output is added."""
     return Buffer(f"{output.name}.base", output.bytes, f"{output.what} before its adapter", output.formula)

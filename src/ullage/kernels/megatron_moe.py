@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ullage.job.adapted import is_adapter
+from ullage.job.adapted import is_adapted, is_adapter
 from ullage.kernels import megatron_adapters
 from ullage.kernels.megatron_common import eight_bit_input
 from ullage.kernels.step import Buffer, Context, Step
@@ -117,7 +117,7 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
             what="fused gate and up output of the experts",
             copies=len(ops),
         )
-    adapted = megatron_adapters.is_adapted(first)
+    adapted = is_adapted(first)
     kept = eight_bit_input(first, name, context)
     saved = tuple(buffer.name for buffer in kept) or first.inputs
     steps = [

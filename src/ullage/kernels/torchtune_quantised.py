@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
+from ullage.job.adapted import is_adapted
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer
@@ -23,7 +24,7 @@ def linear(tape: Tape, op: Op) -> Value:
         raise Unsupported("is not modelled with biases in torchtune", key="lora.base", value=str(weight.elements))
     source = tape[op.inputs[0]]
     output = tape.like(op.outputs[0], source.dtype)
-    made = replace(output, name=f"{output.name}.base") if adapters.is_adapted(op) else output
+    made = replace(output, name=f"{output.name}.base") if is_adapted(op) else output
     whole = _dequantised(tape, op.name, weight.dims, source.dtype)
     tape.emit(op.name, (source,), made, what=f"{op.name} output", scratch=whole, backward_scratch=whole, op=OP)
     return adapters.added(tape, op, source, made, output) if made is not output else made

@@ -11,10 +11,6 @@ from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import Dim, Op, Param
 
 
-def is_adapted(op: Op) -> bool:
-    return "lora" in op.attrs
-
-
 def base(op: Op) -> tuple[Param, ...]:
     """The parameters that are not adapters."""
     return tuple(param for param in op.params if not is_adapter(param.name))

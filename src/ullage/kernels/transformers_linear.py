@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ullage.job.adapted import is_adapted
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_masks as masks
 from ullage.kernels import transformers_parallel as parallel
@@ -56,7 +57,7 @@ def _projected(
         return quantised.linear(
             tape, op, name, source, params[0][1], replace(output, dtype=source.dtype), prefix=prefix
         )
-    if adapters.is_adapted(op):
+    if is_adapted(op):
         base = matmul(tape, name, source, params, replace(output, name=f"{output.name}.base"), rows=rows)
         return adapters.added(tape, op, source, base, output, prefix)
     made = parallel.part(tape, op.name, output, reduced=op.attrs["parallel"] == "row")
@@ -96,7 +97,7 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     whole = Value(name, (*source.rows, size), tape.context.compute)
     if quantised.is_quantised(first):
         whole = quantised.linear(tape, first, name, source, params[0][1], replace(whole, dtype=source.dtype))
-    elif adapters.is_adapted(first):
+    elif is_adapted(first):
         base = matmul(tape, name, source, params, replace(whole, name=f"{name}.base"))
         whole = adapters.added(tape, first, source, base, whole)
     else:

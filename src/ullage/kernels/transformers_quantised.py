@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.job.adapted import QUANTISED
+from ullage.job.adapted import QUANTISED, is_adapted
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer, Context
@@ -24,10 +24,10 @@ def linear(
 ) -> Value:
     """One Linear4bit, with an adapter beside it where the op has one. output: in the input's type, as Linear4bit gives it."""
     if any(param.elements == "int8" for param in op.params):
-        made = replace(output, name=f"{output.name}.base") if adapters.is_adapted(op) else output
+        made = replace(output, name=f"{output.name}.base") if is_adapted(op) else output
         base = _linear8bit(tape, name, source, dims, made)
         return adapters.added_to_quantised(tape, op, source, base, output, prefix) if base is not output else base
-    if not adapters.is_adapted(op):
+    if not is_adapted(op):
         return _linear4bit(tape, op, name, source, dims, output)
     base = _linear4bit(tape, op, name, source, dims, replace(output, name=f"{output.name}.base"))
     clone = replace(output, name=f"{output.name}.clone")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from ullage.errors import Unsupported
+from ullage.job.adapted import is_adapted
 from ullage.kernels import fused
-from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Buffer
 from ullage.kernels.transformers_linear import weight_of_head
@@ -30,7 +30,7 @@ def chunks(tokens: int, vocab: int, free_bytes: int) -> int:
 
 def loss(tape: Tape, head: Op, op: Op) -> Value:
     """Keeps the gradient of the head's input, and of its weight where that is trained."""
-    if adapters.is_adapted(head):
+    if is_adapted(head):
         raise Unsupported(
             "is not modelled with an adapter on the head", key="loss", value="fused-linear", remedy="use full"
         )

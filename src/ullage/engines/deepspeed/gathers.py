@@ -10,8 +10,8 @@ from ullage.engines.base import sized
 from ullage.engines.deepspeed.coordinator import Coordinator, Hooks, Level, Limits
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
+from ullage.job.adapted import is_adapted
 from ullage.job.job import Job
-from ullage.kernels.transformers_adapters import is_adapted
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import PLAIN, Element, Replayer, Wrap
