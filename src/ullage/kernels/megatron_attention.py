@@ -114,22 +114,9 @@ def _unfused(op: Op, context: Context) -> list[Step]:
             module="core_attn",
         ),
     ]
-    source = probs.name
     if op.attrs["dropout"]:
-        dropped = context.buffer(f"{op.name}.dropped", (BATCH, "heads", SEQ, SEQ), what="probabilities after dropout")
-        mask = context.buffer(
-            f"{op.name}.mask", (BATCH, "heads", SEQ, SEQ), "bool", "dropout mask of the probabilities"
-        )
-        steps.append(
-            Step(
-                name="attention_dropout",
-                reads=(source,),
-                writes=(dropped, mask),
-                saves=(mask.name,),
-                module="core_attn",
-            )
-        )
-        source = dropped.name
+        steps.append(_dropout(op, probs, context))
+    source = steps[-1].writes[0].name
     steps.append(
         Step(
             name=op.name,
@@ -141,6 +128,19 @@ def _unfused(op: Op, context: Context) -> list[Step]:
         )
     )
     return steps
+
+
+def _dropout(op: Op, probs: Buffer, context: Context) -> Step:
+    dims = (BATCH, "heads", SEQ, SEQ)
+    dropped = context.buffer(f"{op.name}.dropped", dims, what="probabilities after dropout")
+    mask = context.buffer(f"{op.name}.mask", dims, "bool", "dropout mask of the probabilities")
+    return Step(
+        name="attention_dropout",
+        reads=(probs.name,),
+        writes=(dropped, mask),
+        saves=(mask.name,),
+        module="core_attn",
+    )
 
 
 def scores_input(context: Context) -> Buffer:
