@@ -71,7 +71,8 @@ def refuse_what_is_not_read(job: Job) -> None:
     for key, is_set in _KEYS.items():
         value = is_set(job)
         if value is not None:
-            raise Unsupported(f"is not modelled {_where(job, key)} yet", key=key, value=value)
+            allowed = ", ".join(("bf16", *_packed(job))) if key == "lora.base" else None
+            raise Unsupported(f"is not modelled {_where(job, key)} yet", key=key, value=value, allowed=allowed)
 
 
 def runs_along_the_sequence(job: Job) -> bool:
@@ -146,16 +147,23 @@ def _knows(job: Job, engines: tuple[str, ...]) -> bool:
     return job.engine.name in engines and job.stack in ("transformers", "liger") and not packed
 
 
+_PACKED = {
+    "transformers": ("nf4", "nf4-double", "int8"),
+    "liger": ("nf4", "nf4-double", "int8"),
+    "unsloth": ("nf4", "nf4-double"),
+    "litgpt": ("nf4", "nf4-double"),
+    "torchtune": ("nf4-double",),  # torchao quantises the scales always
+}
+"""In what a stack packs a frozen base."""
+
+
+def _packed(job: Job) -> tuple[str, ...]:
+    """No engine shards what is packed."""
+    return _PACKED.get(job.stack, ()) if job.engine.name in ("single", "ddp") else ()
+
+
 def _base(job: Job) -> object:
-    """No engine shards what is packed. torchtune packs with torchao, which always quantises the scales too."""
-    if job.stack == "torchtune" and job.engine.name == "single" and job.lora is not None:
-        return None if job.lora.base in ("bf16", "nf4-double") else job.lora.base
-    stacks = (
-        ("transformers", "liger") if job.lora is not None and job.lora.base == "int8" else (*OF_TRANSFORMERS, "litgpt")
-    )
-    packs = job.engine.name in ("single", "ddp") and job.stack in stacks
-    whole = job.lora is None or job.lora.base == "bf16" or packs
-    return None if whole or job.lora is None else job.lora.base
+    return None if job.lora is None or job.lora.base in ("bf16", *_packed(job)) else job.lora.base
 
 
 def _adapters_type(job: Job) -> object:
