@@ -15,6 +15,7 @@ from ullage.engines.interval import ANY, KINDS, LEAST_ABOVE, kind, spread
 from ullage.engines.registry import account, ranks_of
 from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
+from ullage.report.words import verdict
 
 DENSE: dict[str, Any] = {
     "model": {"base": "llama-3.1-8b", "num_hidden_layers": 2}, "cluster": "8xH100-SXM-80GB", "data": {"seq_len": 1024},
@@ -116,7 +117,10 @@ def test_texts_of_varying_lengths_fill_a_card_and_do_not_overflow_it() -> None:
     fits = _fine_tuned("1xA100-SXM-40GB")
     assert fits.peak.reserved_bytes * spread("texts").high > fits.capacity_bytes
     assert (fits.peak.high_bytes, fits.verdict) == (fits.capacity_bytes - 1, "fits")
+    assert fits.cache_fills
+    assert verdict(fits).startswith("It fits; what lengths that vary leave")
     small = _fine_tuned("1xRTX-4090-24GB")
+    assert not small.cache_fills
     assert small.peak.high_bytes > small.capacity_bytes
     assert small.verdict != "fits"
     assert small.peak.high_bytes < small.peak.reserved_bytes * spread("texts").high

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ullage.engines.base import Account
-from ullage.engines.interval import Interval, interval
+from ullage.engines.interval import Interval, interval, is_filled
 from ullage.engines.registry import account, ranks_of
 from ullage.engines.reserved import reserved_bytes
 from ullage.frozen import frozen, replace
@@ -72,6 +72,11 @@ class Estimate:
     @property
     def defaults(self) -> tuple[str, ...]:
         return self.job.defaults
+
+    @property
+    def cache_fills(self) -> bool:
+        """Whether the high end is what the allocator's cache may take of the card and gives back, and not what is needed."""
+        return is_filled(self.peak.high_bytes, self.capacity_bytes)
 
 
 def estimate(job: Job, graph: Graph | None = None) -> Estimate:

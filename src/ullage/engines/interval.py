@@ -122,6 +122,16 @@ def checkpoint_bytes(job: Job, account: Account) -> int:
     return sum(item.bytes * count for item, count in live.items() if item is boundary(item.bytes))
 
 
+def _filled(capacity_bytes: int) -> int:
+    """A card whose cache takes what is left of it."""
+    return capacity_bytes - 1
+
+
+def is_filled(high_bytes: int, capacity_bytes: int) -> bool:
+    """Whether a high end is what the allocator's cache may take, and gives back, and not what is needed."""
+    return high_bytes == _filled(capacity_bytes)
+
+
 def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
     """low..high of the device's bytes: the spread inside the allocator, and overheads outside of it in full.
 
@@ -135,5 +145,5 @@ def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Ove
     high = reserved_bytes * found.high + beside
     if name == "texts":
         needed = reserved_bytes * min(found.high, spread("model").high) + beside
-        high = min(high, max(needed, job.cluster.device.capacity_bytes - 1))
+        high = min(high, max(needed, _filled(job.cluster.device.capacity_bytes)))
     return Interval(low_bytes=int(low), high_bytes=int(high))

@@ -43,9 +43,12 @@ def _plan(one: Plan) -> Iterator[RenderableType]:
     table.add_column(no_wrap=True)
     table.add_column()
     peak = one.estimate.peak
-    free = one.estimate.capacity_bytes - peak.high_bytes
+    capacity = one.estimate.capacity_bytes
+    high = f"even the high estimate leaves {in_gib(capacity - peak.high_bytes)} free"
+    if one.estimate.cache_fills:
+        high = words.CACHE_FILLS
     table.add_row("time", f"{time.step_s:.4g} s a step, {words.rate(time)}")
-    table.add_row("memory", f"{in_gib(peak.device_bytes)} a device; even the high estimate leaves {in_gib(free)} free")
+    table.add_row("memory", f"{in_gib(peak.device_bytes)} a device; {high}")
     table.add_row("limited by", one.limited_by)
     for index, reason in enumerate(one.why):
         table.add_row("why" if index == 0 else "", reason)

@@ -118,9 +118,16 @@ def size_of_model(estimate: Estimate) -> str:
     return f"{format_count(estimate.parameters)} parameters{some}"
 
 
+CACHE_FILLS = (
+    "what lengths that vary leave in the allocator's cache may fill the card, and is given back before anything fails"
+)
+
+
 def verdict(estimate: Estimate) -> str:
     """The verdict's reason, as a sentence."""
     peak, capacity = estimate.peak, estimate.capacity_bytes
+    if estimate.verdict == "fits" and estimate.cache_fills:
+        return f"It fits; {CACHE_FILLS}."
     if estimate.verdict == "fits":
         return f"Even the high estimate leaves {in_gib(capacity - peak.high_bytes)} of {in_gib(capacity)} free."
     if estimate.verdict == "oom":
