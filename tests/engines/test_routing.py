@@ -77,6 +77,7 @@ def test_moments_of_dropless_experts_on_several_ranks() -> None:
     told = {one.name: one for one in moments(ullage.estimate(job()))}
     peak = ullage.estimate(job()).peak.allocated_bytes
     assert peak < told["routing p90"].allocated_bytes < told["routing p99"].allocated_bytes
+    assert all("(loads: default)" in told[f"routing p{at}"].what for at in (90, 99))
     for balanced in (
         job(ep=1),
         job(options={"moe_router_force_load_balancing": True}),

@@ -168,7 +168,7 @@ def _routing(ranks: list[_Rank]) -> Iterator[Moment]:
             f"routing p{100 * quantile:.0f}",
             found,
             0,
-            f"a step on the rank whose experts are the busiest; {share} of steps are routed less evenly",
+            f"a step on the rank whose experts are the busiest; {share} of steps are routed less evenly (loads: {routing.provenance()})",
         )
 
 

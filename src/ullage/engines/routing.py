@@ -72,6 +72,11 @@ def _measured() -> Mapping[str, Any]:
     return tomllib.loads((Path(__file__).parent / "data" / "routing.toml").read_text(encoding="utf-8"))
 
 
+def provenance() -> str:
+    """Of the loads: measured or default."""
+    return str(_measured()["provenance"])
+
+
 def _has_bias(job: Job, graph: Graph) -> bool:
     named = any(param.name.endswith("router.score_bias") for run in graph.runs for param in run.block.params)
     return named or bool(job.engine.options.get(_BIAS))
