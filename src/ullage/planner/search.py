@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, groupby
+from itertools import count
 from operator import itemgetter
 
 from ullage.engines.estimate import estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Engine, Job, Recompute
-from ullage.planner.balance import Balance, Least, Pipe, alike, least_of
+from ullage.planner.balance import Least, Pipe, least_of
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
@@ -36,9 +36,9 @@ from ullage.planner.bounds import (
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
 from ullage.planner.exact import first_error, first_violation, fits, leaves_experts_over, may_fit, too_large
 from ullage.planner.grids import Grid, Grids, least_dense_s
+from ullage.planner.known import Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
-from ullage.planner.space import FULL, NONE, Family, Space, Split
-from ullage.planner.splits import best_split
+from ullage.planner.space import FULL, NONE, Family, Space
 from ullage.planner.stages import Stage, flights, stages_of
 from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value, same
 from ullage.planner.wanted import Base, Wanted
@@ -72,9 +72,7 @@ class Search:
         self._order = count()
         self._failed = 0
         self.space = Space(self.want)
-        self._engines: dict[object, list[tuple[Engine, ...]]] = {}
-        self._balances: dict[object, Balance] = {}
-        self._known_cuts: dict[int, tuple[Pipeline, list[Job]]] = {}
+        self._known = Known(self.space)
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
 
     # -- the queue
@@ -197,7 +195,7 @@ class Search:
                 self._push(value, partial(self._cut, pipeline, engines, at))
             return
         pipe = Pipe(ranks=job.layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
-        for alikes in self._alike_engines(base, job):
+        for alikes in self._known.engines(base, job):
             least = least_of(costs.grid, job, alikes)
             if least.states_bytes > pipe.ranks * self._room[id(base)].room_bytes:
                 families = sum(self.space.count_families(base, job))
@@ -207,15 +205,6 @@ class Search:
             look = partial(self._balanced, pipeline, alikes, pipe, least, seconds)
             self._push(max(value, self._value(job, seconds)), look)
 
-    def _alike_engines(self, base: Base, job: Job) -> list[tuple[Engine, ...]]:
-        """A pipeline's engines, those together that send the same."""
-        layout = job.layout
-        key = id(base), layout.dp * layout.cp, layout.pp > 1, job.data.grad_accum > 1
-        if key not in self._engines:
-            every = sorted(self.space.engines(base, job), key=alike)
-            self._engines[key] = [tuple([one.engine for one in some]) for _, some in groupby(every, alike)]
-        return self._engines[key]
-
     def _balanced(
         self, pipeline: Pipeline, engines: Sequence[Engine], pipe: Pipe, least: Least, at_least: float, value: Value
     ) -> None:
@@ -224,7 +213,7 @@ class Search:
         room, counts = self._room[id(base)].room_bytes, self.space.count_families(base, job)
         hopeless = False
         for at, family in enumerate(self.space.families(base, job)):
-            seconds = None if hopeless else self._balance(costs, family).seconds(pipe, least, room, at_least)
+            seconds = None if hopeless else self._known.balance(costs, family).seconds(pipe, least, room, at_least)
             if seconds is None:
                 self.counts.infeasible += len(costs.under) * len(engines) * counts[at]
                 hopeless = hopeless or family.kinds[-1] == FULL  # what keeps least has no room
@@ -234,7 +223,7 @@ class Search:
     def _cut(self, pipeline: Pipeline, engines: Sequence[Engine], at: int, value: Value) -> None:
         """A pipeline, cut over its ranks evenly and in the best way. at: its family of recomputations."""
         base, costs, job = pipeline.base, pipeline.costs, pipeline.job
-        cuts = self._cuts(pipeline)
+        cuts = self._known.cuts(pipeline)
         counted = self.space.count_cuts(base, job, cuts)[at] - self.space.count_families(base, job)[at]
         self.counts.space += len(costs.under) * len(engines) * counted
         for one in cuts:
@@ -245,26 +234,6 @@ class Search:
             cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
             seconds = any_chunks_s(costs, one, times)
             self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times))
-
-    def _balance(self, costs: ShapeCosts, family: Family) -> Balance:
-        key = id(costs), family.kinds[0], family.kinds[-1]
-        if key not in self._balances:
-            self._balances[key] = Balance(costs, family)
-        return self._balances[key]
-
-    def _cuts(self, pipeline: Pipeline) -> list[Job]:
-        key = id(pipeline)
-        if key not in self._known_cuts:
-            best = self._best_split(pipeline.costs, pipeline.job)
-            self._known_cuts[key] = pipeline, self.space.cuts(pipeline.base, pipeline.job, best)
-        return self._known_cuts[key][1]
-
-    def _best_split(self, costs: ShapeCosts, job: Job) -> Split:
-        """None where it is the even one."""
-        if not self.space.has_best_cut(job):
-            return None
-        split = best_split(costs.layers_s, job.layout.pp, first_s=costs.first_s, last_s=costs.last_s)
-        return split if len(set(split)) > 1 else None
 
     def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], value: Value) -> None:
         """A cut with what it recomputes at least, if any way to divide states makes it fit, and with what it gathers around blocks."""

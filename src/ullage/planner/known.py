@@ -1,0 +1,53 @@
+"""What looks at one pipeline after another ask for again: engines that send alike, balances of time and memory, the best cuts."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from ullage.job.job import Engine, Job
+from ullage.planner.balance import Balance, alike
+from ullage.planner.shapes import LeastCosts, ShapeCosts
+from ullage.planner.space import Family, Space, Split
+from ullage.planner.splits import best_split
+from ullage.planner.strategies import Pipeline
+from ullage.planner.wanted import Base
+
+
+class Known:
+    """Of one search. Costs and pipelines are known by identity, and kept for it."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._engines: dict[object, list[tuple[Engine, ...]]] = {}
+        self._balances: dict[object, Balance] = {}
+        self._cuts: dict[int, tuple[Pipeline, list[Job]]] = {}
+
+    def engines(self, base: Base, job: Job) -> list[tuple[Engine, ...]]:
+        """A pipeline's engines, those together that send the same."""
+        layout = job.layout
+        key = id(base), layout.dp * layout.cp, layout.pp > 1, job.data.grad_accum > 1
+        if key not in self._engines:
+            every = sorted(self._space.engines(base, job), key=alike)
+            self._engines[key] = [tuple([one.engine for one in some]) for _, some in groupby(every, alike)]
+        return self._engines[key]
+
+    def balance(self, costs: ShapeCosts | LeastCosts, family: Family) -> Balance:
+        key = id(costs), family.kinds[0], family.kinds[-1]
+        if key not in self._balances:
+            self._balances[key] = Balance(costs, family)
+        return self._balances[key]
+
+    def cuts(self, pipeline: Pipeline) -> list[Job]:
+        """A pipeline cut over its ranks evenly and in the best way."""
+        key = id(pipeline)
+        if key not in self._cuts:
+            best = self._best_split(pipeline.costs, pipeline.job)
+            self._cuts[key] = pipeline, self._space.cuts(pipeline.base, pipeline.job, best)
+        return self._cuts[key][1]
+
+    def _best_split(self, costs: ShapeCosts, job: Job) -> Split:
+        """None where it is the even one."""
+        if not self._space.has_best_cut(job):
+            return None
+        split = best_split(costs.layers_s, job.layout.pp, first_s=costs.first_s, last_s=costs.last_s)
+        return split if len(set(split)) > 1 else None
