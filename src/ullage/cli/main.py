@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if (
             argv is None
-        ):  # the process ends: its memory goes back as a whole, and nobody need look through it for garbage
+        ):  # the process ends: its memory goes back as a whole, and need not be looked through for garbage
             gc.freeze()
 
 
