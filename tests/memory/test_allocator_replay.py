@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ullage.memory.allocator import FREE_EVENT, CachingAllocator
+from ullage.memory.allocator_ops import OWN_PART
 from ullage.memory.allocator_replay import Replay
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, events, free
 from ullage.memory.reserved import simulate
@@ -42,13 +43,20 @@ def changes(depth: int) -> st.SearchStrategy[Node]:
     return st.one_of(pair, around, crossing, several, repeated)
 
 
+def layer(parts: list[Node], moment: str) -> Node:
+    """Long enough to be compiled by itself, as its pairs of a small allocation and its free cost no memory."""
+    small = Sequence([alloc(ITEMS[1]), free(ITEMS[1])])
+    return Sequence([*parts, *[small] * (OWN_PART // 2)], moment)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> Node:
     """Steps of a pipeline's rank: some forwards, forwards and backwards in turn, the backwards that are left; then once more."""
     kept = draw(st.lists(items, max_size=3))
     before, between, after = (draw(changes(2)) for _ in range(3))
-    keep = Sequence([part for one in kept for part in (alloc(one), between)])
-    give_up = Sequence([part for one in reversed(kept) for part in (between, free(one))])
+    layers = {one: (layer([alloc(one), between], "forward"), layer([between, free(one)], "backward")) for one in kept}
+    keep = Sequence([layers[one][0] for one in kept])
+    give_up = Sequence([layers[one][1] for one in reversed(kept)])
     forward = Sequence([before, Repeat(draw(st.integers(1, 2)), before), keep], "forward", ("F", 0))
     backward = Sequence([give_up, after], "backward", ("B", 0))
     ahead = draw(st.integers(0, 3))

@@ -1,13 +1,15 @@
 """A program compiled for the allocator's replay: allocations and frees with all that they need to know looked up before.
 
-An allocation that a stretch of the program itself frees gets a slot. What outlives the stretch, or comes from outside, goes over
-a stack of its item, which is kept for each micro-batch: a free takes the youngest, as in ``program.written_out``.
+Within a part of the program each block has a slot. What the part frees and did not allocate comes off a stack of its item before the part
+begins, what it leaves goes onto one at its end. Stacks are kept for each micro-batch: a free takes the youngest, as in
+``program.written_out``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 from ullage.memory.allocator_blocks import MIN_BLOCK_BYTES, SMALL_BYTES, round_bytes
@@ -17,27 +19,28 @@ from ullage.memory.program import Change, Item, Node, Repeat, Sequence
 ADDRESS_BITS = 64
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 _Kind = tuple[int, int, list[int], int]  # size, request, free, least: as in Op
+OWN_PART = 64
+"""Changes of a moment that is compiled by itself: an engine's layers share their nodes, and are many."""
 
 
-class Op(NamedTuple):
-    """An allocation (size > 0), a free (size 0), or an allocation that the next change frees (size < 0).
+Op = tuple[int, int, int, list[int], int]
+"""slot, size, request, free, least: an allocation (size > 0), a free (size 0), or an allocation that the next change frees (size < 0).
 
-    where: the slot that holds the block, or below 0 the stack. request: the size as a block with address 0. free: the free
-    blocks of its stream and size class. least: bytes that are worth splitting off.
-    """
-
-    where: int
-    size: int
-    request: int
-    free: list[int]
-    least: int
+slot: what holds the block. request: the size as a block with address 0. free: the free blocks of its stream and size class.
+least: bytes that are worth splitting off.
+"""
 
 
 class Part(NamedTuple):
-    """``ops``, with ``slots`` for what they both allocate and free; or, where ``inner`` stands, these parts ``times`` over."""
+    """``ops`` on ``slots`` blocks; or, where ``inner`` stands, these parts ``times`` over.
+
+    takes, keeps: (stack, slot) of what was there before, in the order of the frees, and of what is left, in that of the allocations.
+    """
 
     ops: tuple[Op, ...]
     slots: int
+    takes: tuple[tuple[int, int], ...] = ()
+    keeps: tuple[tuple[int, int], ...] = ()
     inner: tuple[Part, ...] = ()
     times: int = 1
 
@@ -53,7 +56,9 @@ class Compiler:
         self.pools: dict[tuple[int, bool], list[int]] = {}
         self._parts: dict[Node, tuple[Part, ...]] = {}
         self._kinds: dict[Item, list[_Kind]] = {}
-        self._stacks: dict[tuple[Item, int], int] = {}
+        self._kind_of: dict[tuple[int, int], _Kind] = {}  # by bytes and stream
+        self._stacks: dict[Item, int] = {}  # the first of an item's, one for each of its tensors
+        self._next_stack = 0
 
     def free_blocks(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(free) for free in self.pools.values())
@@ -73,64 +78,79 @@ class Compiler:
         parts: list[Part] = []
         run: list[tuple[Item, bool]] = []
         for one in _changes(node):
-            if isinstance(one, Repeat):
+            if isinstance(one, Node):
                 parts += self._run(run)
                 run = []
-                parts.append(Part((), 0, self.parts(one.child), one.times))
+                parts += [self._repeated(one)] if isinstance(one, Repeat) else self.parts(one)
             else:
                 run.append(one)
         return (*parts, *self._run(run))
 
+    def _repeated(self, node: Repeat) -> Part:
+        return Part((), 0, inner=self.parts(node.child), times=node.times)
+
     def _run(self, changes: list[tuple[Item, bool]]) -> list[Part]:
-        """Allocations that the run itself frees get slots; the free takes the youngest, as in ``program.written_out``."""
+        """A free takes the youngest that the run has allocated, else what was there before: so that all of that is taken first."""
         if not changes:
             return []
-        begun: defaultdict[Item, list[int]] = defaultdict(list)
-        freed_at: dict[int, int] = {}
-        for index, (item, alive) in enumerate(changes):
-            if alive:
-                begun[item].append(index)
-            elif begun[item]:
-                freed_at[begun[item].pop()] = index
+        begun: defaultdict[Item, list[int]] = defaultdict(list)  # the first slots of what is allocated and not freed
         ops: list[Op] = []
-        slot_of: dict[int, int] = {}  # by the index of the free
+        takes: list[tuple[int, int]] = []
         slots = 0
-        for index, (item, alive) in enumerate(changes):
-            kinds = self._kinds_of(item)
-            if alive and index in freed_at:
-                slot_of[freed_at[index]] = slots
-                for size, request, free, least in kinds:
-                    ops.append(Op(slots, size, request, free, least))
-                    slots += 1
-            elif index in slot_of:
-                for where, (_, request, free, least) in enumerate(kinds, slot_of[index]):
-                    ops.append(Op(where, 0, request, free, least))
+        for item, alive in changes:
+            kinds = self._kinds.get(item) or self._kinds_of(item)
+            if not alive and begun[item]:
+                first = begun[item].pop()
+                if len(kinds) == 1 and ops[-1][0] == first:  # allocated a moment ago
+                    size, request, free, least = kinds[0]
+                    ops[-1] = first, -size, request, free, least
+                    continue
             else:
-                for piece, (size, request, free, least) in enumerate(kinds):
-                    where = self._stacks.setdefault((item, piece), -1 - len(self._stacks))
-                    ops.append(Op(where, size if alive else 0, request, free, least))
-        return [Part(_paired(ops), slots)]
+                first = slots
+                slots += len(kinds)
+                if alive:
+                    begun[item].append(first)
+                else:
+                    takes += self._stacked(item, first)
+            for slot, (size, request, free, least) in enumerate(kinds, first):
+                ops.append((slot, size if alive else 0, request, free, least))
+        keeps = [kept for item, firsts in begun.items() for first in firsts for kept in self._stacked(item, first)]
+        keeps.sort(key=itemgetter(1))
+        return [Part(tuple(ops), slots, tuple(takes), tuple(keeps))]
+
+    def _stacked(self, item: Item, first: int) -> Iterable[tuple[int, int]]:
+        """The stack of each tensor of an item, and its slot."""
+        count = len(self._kinds[item])
+        stack = self._stacks.get(item)
+        if stack is None:
+            stack = self._stacks[item] = self._next_stack
+            self._next_stack += count
+        return zip(range(stack, stack + count), range(first, first + count), strict=True)
 
     def _kinds_of(self, item: Item) -> list[_Kind]:
         """Each tensor of an item; one of no bytes holds nothing, as in torch."""
-        kinds = self._kinds.get(item)
-        if kinds is None:
-            sizes = [round_bytes(n_bytes) for n_bytes in item.pieces or (item.bytes,) if n_bytes]
-            kinds = self._kinds[item] = [self._kind(size, item.stream) for size in sizes]
-        return kinds
+        found = self._kinds[item] = [
+            self._kind_of.get((n_bytes, item.stream)) or self._kind(n_bytes, item.stream)
+            for n_bytes in item.pieces or (item.bytes,)
+            if n_bytes
+        ]
+        return found
 
-    def _kind(self, size: int, stream: int) -> _Kind:
+    def _kind(self, n_bytes: int, stream: int) -> _Kind:
+        size = round_bytes(n_bytes)
         is_small = size <= SMALL_BYTES
         free = self.pools.get((stream, is_small))
         if free is None:
             free = self.pools[stream, is_small] = self._expandable(is_small) if self._expandable is not None else []
         splits_freely = is_small or self._expandable is not None
-        return size, size << ADDRESS_BITS, free, MIN_BLOCK_BYTES if splits_freely else SMALL_BYTES + 1
+        kind = size, size << ADDRESS_BITS, free, MIN_BLOCK_BYTES if splits_freely else SMALL_BYTES + 1
+        self._kind_of[n_bytes, stream] = kind
+        return kind
 
 
-def _changes(node: Node) -> list[tuple[Item, bool] | Repeat]:
-    """What a part does, in order; a child that repeats stands for itself, so that it is compiled once."""
-    found: list[tuple[Item, bool] | Repeat] = []
+def _changes(node: Node) -> list[tuple[Item, bool] | Repeat | Sequence]:
+    """What a part does, in order; a child that repeats or is a long moment stands for itself, so that it is compiled once."""
+    found: list[tuple[Item, bool] | Repeat | Sequence] = []
 
     def look(part: Node) -> None:
         if isinstance(part, Change):
@@ -140,7 +160,10 @@ def _changes(node: Node) -> list[tuple[Item, bool] | Repeat]:
                 found.extend([(part.item, part.count > 0)] * abs(part.count))
         elif isinstance(part, Sequence):
             for child in part.children:
-                look(child)
+                if isinstance(child, Sequence) and child.moment and child.changes >= OWN_PART:
+                    found.append(child)
+                else:
+                    look(child)
         else:
             assert isinstance(part, Repeat)
             if part.times > 1:
@@ -150,15 +173,3 @@ def _changes(node: Node) -> list[tuple[Item, bool] | Repeat]:
 
     look(node)
     return found
-
-
-def _paired(ops: list[Op]) -> tuple[Op, ...]:
-    """Each allocation that the very next op frees becomes one op with it."""
-    paired: list[Op] = []
-    for op in ops:
-        last = paired[-1] if paired else op
-        if not op.size and op.where >= 0 and last.where == op.where and last.size > 0:
-            paired[-1] = last._replace(size=-last.size)
-        else:
-            paired.append(op)
-    return tuple(paired)

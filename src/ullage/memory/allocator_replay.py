@@ -21,7 +21,9 @@ _RANGE_BITS = 50
 else fits, as in least_expandable (allocator_expandable.py)."""
 _OPEN_BYTES = 1 << _RANGE_BITS - 1
 """Only the open end has as many free."""
-_Stacks = defaultdict[int, list[int]]  # live blocks by what they hold, the youngest last
+_Range = tuple[int, int]  # addresses of a block: from, to
+_NOWHERE: _Range = (0, 0)
+_Stacks = defaultdict[int, list[_Range]]  # live blocks by what they hold, the youngest last
 
 
 class Full(Exception):
@@ -44,8 +46,8 @@ class Replay:
         self._compiler: Compiler = before._compiler if before else Compiler(self._range if expandable else None)
         self._compiler.empty()
         self._mapped: list[tuple[int, int]] = []  # of each expandable segment: its page, and the bytes that are backed
-        self._starts: dict[int, int] = {}  # address -> size of each free block
-        self._ends: dict[int, int] = {}  # the address where it ends -> its size
+        self._starts: dict[int, int] = {}  # of each free block: where it begins -> where it ends
+        self._ends: dict[int, int] = {}  # and the other way round
         self._segments: dict[int, int] = {}
         self._next_address = MIN_BLOCK_BYTES
         self._shared: _Stacks = defaultdict(list)
@@ -103,7 +105,7 @@ class Replay:
         """The free blocks of a new pool whose one segment expands: all of its addresses."""
         self._mapped.append((SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES, 0))
         size, address = 1 << _RANGE_BITS, len(self._mapped) << _RANGE_BITS + 1
-        self._starts[address] = self._ends[address + size] = size
+        self._starts[address], self._ends[address + size] = address + size, address
         return [size << ADDRESS_BITS | address]
 
     def _map(self, end: int) -> None:
@@ -122,52 +124,46 @@ class Replay:
                 for inner in part.inner:
                     self._play(inner)
             return
-        slots = [0] * part.slots
-        starts, ends, scope, elsewhere = self._starts, self._ends, self._scope, self._elsewhere
+        slots = self._taken(part)
+        starts, ends = self._starts, self._ends
         allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
-        for where, size, request, free, least in part.ops:
+        for slot, size, request, free, least in part.ops:
             if size > 0:
                 index = bisect_left(free, request)
                 if index == len(free):
                     index = self._new_segment(size, free)
                 block = free.pop(index)
                 address = block & ADDRESS_MASK
-                end = address + (block >> ADDRESS_BITS)
-                rest = end - address - size
-                del starts[address]
-                if rest >= least:
-                    block = request | address
-                    address += size
-                    starts[address] = ends[end] = rest
-                    insort(free, rest << ADDRESS_BITS | address)
+                end = starts.pop(address)
+                rest = address + size
+                if end - rest >= least:
+                    slots[slot] = address, rest
+                    starts[rest] = end
+                    ends[end] = rest
+                    insort(free, block - request + size)
                     allocated += size
-                    if rest > _OPEN_BYTES:
-                        self._map(address)
+                    if end - rest > _OPEN_BYTES:
+                        self._map(rest)
                 else:
+                    slots[slot] = address, end
                     del ends[end]
-                    allocated += size + rest
+                    allocated += end - address
                 if allocated > peak:
                     peak = allocated
-                if where >= 0:
-                    slots[where] = block
-                else:
-                    scope[where].append(block)
             elif not size:
-                block = slots[where] if where >= 0 else (scope[where] or elsewhere(where)).pop()
-                address = block & ADDRESS_MASK
-                size = block >> ADDRESS_BITS
-                allocated -= size
-                end = address + size
+                address, end = slots[slot]
+                allocated -= end - address
                 if end in starts:
                     after = starts.pop(end)
-                    del free[bisect_left(free, after << ADDRESS_BITS | end)]
-                    end += after
+                    del free[bisect_left(free, after - end << ADDRESS_BITS | end)]
+                    end = after
                 if address in ends:
                     before = ends.pop(address)
-                    address -= before
-                    del free[bisect_left(free, before << ADDRESS_BITS | address)]
-                size = starts[address] = ends[end] = end - address
-                insort(free, size << ADDRESS_BITS | address)
+                    del free[bisect_left(free, address - before << ADDRESS_BITS | before)]
+                    address = before
+                starts[address] = end
+                ends[end] = address
+                insort(free, end - address << ADDRESS_BITS | address)
             else:  # the state is as before; what counts is whether there was room, and the peak
                 index = bisect_left(free, request)
                 if index == len(free):
@@ -179,13 +175,22 @@ class Replay:
                 if rest > _OPEN_BYTES:
                     self._map((free[index] & ADDRESS_MASK) - size)
         self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
+        for stack, slot in part.keeps:
+            self._scope[stack].append(slots[slot])
 
-    def _elsewhere(self, where: int) -> list[int]:
-        if self._shared[where]:
-            return self._shared[where]
+    def _taken(self, part: Part) -> list[_Range]:
+        """A part's slots, with the blocks that it frees and did not allocate."""
+        slots, scope = [_NOWHERE] * part.slots, self._scope
+        for stack, slot in part.takes:
+            slots[slot] = (scope[stack] or self._elsewhere(stack)).pop()
+        return slots
+
+    def _elsewhere(self, stack: int) -> list[_Range]:
+        if self._shared[stack]:
+            return self._shared[stack]
         for scope in self._opened:
-            if scope[where]:
-                return scope[where]
+            if scope[stack]:
+                return scope[stack]
         raise AssertionError("something is freed and was never allocated")
 
     def _new_segment(self, size: int, free: list[int]) -> int:
@@ -197,7 +202,8 @@ class Replay:
                 raise Full
         address = self._next_address
         self._next_address += segment + _GAP_BYTES
-        self._segments[address] = self._starts[address] = self._ends[address + segment] = segment
+        self._segments[address] = segment
+        self._starts[address], self._ends[address + segment] = address + segment, address
         self.reserved_bytes += segment
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         free.append(segment << ADDRESS_BITS | address)
