@@ -21,7 +21,7 @@ from ullage.kernels.step import Context, Segment
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
-from ullage.memory.program import Node, Repeat, Sequence, free
+from ullage.memory.program import Item, Node, Repeat, Sequence, free
 from ullage.memory.rank import Chunk
 from ullage.memory.storage import Items
 from ullage.model.graph import Block, Tensor
@@ -92,18 +92,26 @@ class Replayer:
     def elements(self, chunk: Chunk, leaving: frozenset[int] = frozenset(), *, received: bool = False) -> list[Element]:
         """A chunk's blocks as they run. leaving: slots of what it hands on beside its output. received: whether its input is in
         buffers that its engine keeps."""
-        found = _elements(chunk, self.recompute, self.group, self.context.stack)
-        if any(crossings(run.block, self.context).any for run in chunk.runs):
-            names = handed(self.crossings(found), leaving, received=received)
-            found = [replace(one, handed=mine) for one, mine in zip(found, names, strict=True)]
-        return [replace(found[0], owns_input=False), *found[1:]] if received else found
+        return list(_elements_of(self, chunk, leaving, received))
 
     def crossings(self, elements: ListLike[Element]) -> list[tuple[Crossings, bool]]:
         """Of each element what crosses, and whether it is checkpointed. Blocks under one checkpoint keep to themselves."""
         alone = Crossings()
-        return [
-            (crossings(one.block, self.context) if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements
-        ]
+        blocks = {id(one.block): one.block for one in elements}
+        known = {key: crossings(block, self.context) for key, block in blocks.items()}
+        return [(known[id(one.block)] if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements]
+
+
+@lru_cache(maxsize=256)
+def _elements_of(replayer: Replayer, chunk: Chunk, leaving: frozenset[int], received: bool) -> tuple[Element, ...]:
+    """As ``Replayer.elements``. Blocks that are handed the same are one object."""
+    found = _elements(chunk, replayer.recompute, replayer.group, replayer.context.stack)
+    if any(crossings(run.block, replayer.context).any for run in chunk.runs):
+        names = handed(replayer.crossings(found), leaving, received=received)
+        told = {(id(one), mine): (one, mine) for one, mine in zip(found, names, strict=True)}
+        known = {key: replace(one, handed=mine) for key, (one, mine) in told.items()}
+        found = [known[id(one), mine] for one, mine in zip(found, names, strict=True)]
+    return tuple([replace(found[0], owns_input=False), *found[1:]] if received else found)
 
 
 @lru_cache(maxsize=4096)
@@ -241,7 +249,11 @@ def forward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: G
 
 def leave_context(elements: ListLike[Element], replayer: Replayer, rule: GradRule) -> Node:
     """The end of the context that a forward runs in: what only its caches still hold goes (autocast's copies of weights)."""
-    counts = Counter(item for element in elements for item in replayer.element_program(element, rule).cached)
+    counts: Counter[Item] = Counter()
+    for element, same in groupby(elements):
+        times = len(list(same))
+        for item in replayer.element_program(element, rule).cached:
+            counts[item] += times
     return Sequence([free(item, count) for item, count in counts.items()])
 
 
@@ -274,11 +286,9 @@ def weights(elements: ListLike[Element], replayer: Replayer, rule: GradRule) -> 
 def _compressed(elements: ListLike[Element], node: _NodeOf) -> list[Node]:
     """Neighbours are the nearest of the blocks that an engine wraps: what runs between two layers or after the model is none."""
     before, after = _neighbours(elements), _neighbours(elements[::-1])[::-1]
-    nodes = [node(*around) for around in zip(before, elements, after, strict=True)]
-    return [
-        Repeat(count, first) if count > 1 else first
-        for first, count in ((same[0], len(same)) for same in (list(group) for _, group in groupby(nodes, key=id)))
-    ]
+    around = groupby(zip(before, elements, after, strict=True))
+    counted = [(node(*one), len(list(same))) for one, same in around]
+    return [Repeat(count, first) if count > 1 else first for first, count in counted]
 
 
 def _neighbours(elements: ListLike[Element]) -> list[Element | None]:
