@@ -261,9 +261,35 @@ def any_chunks_bound_s(costs: ShapeCosts, times: Sequence[StageTime], micro_batc
 
 
 def evenly_bound_s(costs: ShapeCosts, ranks: int, micro_batches: int, send_s: float) -> float:
-    """The least of ``any_chunks_bound_s`` however layers are cut over ranks: the longest of them takes no less than their mean."""
-    before = (ranks - 1) * costs.first_s + (costs.shortest_s + 2 * send_s) * ranks * (ranks - 1) / 2
-    return (before + micro_batches * costs.whole_s) / ranks
+    """The least of ``any_chunks_bound_s`` however layers are cut over ranks: the longest of them takes no less than their mean, nor than
+    what the first and the last have beside one layer at least, nor than ranks that each have a whole number of layers."""
+    if ranks == 1:
+        return micro_batches * costs.whole_s
+    each = costs.shortest_s + 2 * send_s
+    starts = [0.0, *(costs.first_s + rank * each for rank in range(1, ranks))]
+    first = micro_batches * (costs.first_s + costs.shortest_s)
+    last = starts[-1] + micro_batches * (costs.last_s + costs.shortest_s)
+    seconds = max((sum(starts) + micro_batches * costs.whole_s) / ranks, first, last)
+    starts[0] += micro_batches * costs.first_s
+    starts[-1] += micro_batches * costs.last_s
+    return seconds + _until_whole_s(costs, starts, micro_batches, seconds)
+
+
+def _until_whole_s(costs: ShapeCosts, starts: Sequence[float], micro_batches: int, seconds: float) -> float:
+    """How much longer it takes until ranks that are free from ``starts`` on have room for all layers of the kind that takes most, each for
+    a whole number of them; ``seconds`` being enough for fractions, one more on some ranks is."""
+    layer_s, count = costs.longest
+    at_once = 1 / (micro_batches * layer_s)
+    room = [(seconds - start) * at_once + _ROUNDED_UP for start in starts]
+    whole = [int(layers) for layers in room]
+    missing = count - sum(whole)
+    if missing <= 0:
+        return 0.0
+    left = sorted([many + 1 - layers for many, layers in zip(whole, room, strict=True)])
+    return left[min(missing, len(left)) - 1] / at_once
+
+
+_ROUNDED_UP = 1e-9
 
 
 class MemoryBound:

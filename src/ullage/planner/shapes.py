@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -65,6 +66,15 @@ class ShapeCosts:
         """Of each layer, in model order."""
         runs = [(self.blocks[kind].both_s, times) for kind, times, role in self.grid.runs if role == "layer"]
         return [seconds for seconds, times in runs for _ in range(times)]
+
+    @cached_property
+    def longest(self) -> tuple[float, int]:
+        """Of the kind of layer that takes most seconds in all: those of one of them, and how many there are."""
+        counts: Counter[int] = Counter()
+        for kind, times, role in self.grid.runs:
+            counts[kind] += times if role == "layer" else 0
+        found = [(self.blocks[kind].both_s, count) for kind, count in counts.items()]
+        return max(found, key=lambda one: one[0] * one[1])
 
     @cached_property
     def sent_bytes(self) -> int:
