@@ -24,7 +24,7 @@ from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer, stream_b
 from ullage.memory.left import left_bytes
 from ullage.memory.rank import Chunk
 from ullage.model.graph import ROUTED, Block, Graph, Param, Run
-from ullage.planner.growing import Growing, LookedUp, Pair
+from ullage.planner.growing import Growing, LookedUp, Pair, Sizes
 from ullage.planner.knapsack import Groups
 from ullage.timing import states
 from ullage.timing.again import passes_again
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 class GridCosts:
     """The kinds of block of a graph under one grid, for one sequence and for two.
 
-    experts_s: seconds of experts, known to all grids of the graph.
+    experts_s: seconds of experts, known to all grids of the graph. sizes: micro-batches that may be asked for.
     like: the same grid with another loss; the blocks without one are its. beside: the same tensor, sequence and context parallelism and the
     same loss with other expert parallelism: the blocks without experts are its, and of the others the ops that are the same.
     """
@@ -57,8 +57,10 @@ class GridCosts:
         like: GridCosts | None = None,
         beside: GridCosts | None = None,
         experts_s: dict[object, float] | None = None,
+        sizes: Sizes = (),
     ) -> None:
         self.job, self.graph = job, graph
+        self._sizes = sizes
         self._experts_s = {} if experts_s is None else experts_s
         self.like, self._beside = like, beside
         self.kinds = kinds(graph)
@@ -115,7 +117,7 @@ class GridCosts:
             pairs = self._pairs(experts_work, block)
             times = sum(times for of, times, _ in self.runs if of == kind)
             for backward in (False, True) if pairs[0] else ():
-                one = Growing(pairs[backward], self.place, self._looked_up, backward=backward)
+                one = self._growing(pairs[backward], backward=backward)
                 found.append((times, one))
         return found
 
@@ -168,7 +170,9 @@ class GridCosts:
         key = layout.dp, layout.pp
         if key not in self._sends:
             one, two = (Pass(exchanges=sends(job, context)) for context in self.contexts)
-            self._sends[key] = Growing([(one, two)], replace(self.place, layout=layout), {}, backward=False)
+            self._sends[key] = Growing(
+                [(one, two)], replace(self.place, layout=layout), {}, backward=False, sizes=self._sizes
+            )
         return self._sends[key].seconds(job.data.micro_batch)
 
     @cached_property
@@ -204,11 +208,14 @@ class GridCosts:
             forward, backward = self._pairs(work, block)
             found.append(
                 (
-                    Growing(forward, self.place, self._looked_up, backward=False, beside=beside[0]),
-                    Growing(backward, self.place, self._looked_up, backward=True, beside=beside[1]),
+                    self._growing(forward, backward=False, beside=beside[0]),
+                    self._growing(backward, backward=True, beside=beside[1]),
                 )
             )
         return found
+
+    def _growing(self, pairs: list[Pair], *, backward: bool, beside: Growing | None = None) -> Growing:
+        return Growing(pairs, self.place, self._looked_up, backward=backward, beside=beside, sizes=self._sizes)
 
     def _pairs(self, work: Work, block: Block) -> tuple[list[Pair], list[Pair]]:
         """A block's passes for one sequence and for two, forward and backward."""
@@ -263,7 +270,7 @@ class GridCosts:
             stop = self.place.early_stop
             one, two = (passes_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
             pairs = list(zip(one, two, strict=True))
-            self._again[key] = Growing(pairs, self.place, self._looked_up, backward=False)
+            self._again[key] = self._growing(pairs, backward=False)
         return self._again[key]
 
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ullage.engines.estimate import estimate, rank_peak
 from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.registry import ranks_of
@@ -9,6 +11,7 @@ from ullage.errors import UllageError
 from ullage.job.checks import Violation, violations
 from ullage.job.job import Job, Layout
 from ullage.memory.overhead import outside_allocator
+from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
 
@@ -31,14 +34,21 @@ def leaves_experts_over(layout: Layout) -> bool:
 
 def too_large(job: Job, graph: Graph) -> int:
     """The high estimate of the first rank that cannot fit, without simulating the allocator; 0 where all may."""
-    device = job.cluster.device
+    found = first_too_large(job, graph)
+    return found[1] if found else 0
+
+
+def first_too_large(job: Job, graph: Graph, only: Collection[int] | None = None) -> tuple[Rank, int] | None:
+    """That rank, and its high estimate. only: ranks to ask, by pipeline stage; all where none are given."""
     for rank in ranks_of(job, graph):
+        if only is not None and rank.index not in only:
+            continue
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
         high = int(peak * (1 + LEAST_ABOVE)) + sum(one.high_bytes for one in outside)
-        if high >= device.capacity_bytes:
-            return high
-    return 0
+        if high >= job.cluster.device.capacity_bytes:
+            return rank, high
+    return None
 
 
 def may_fit(job: Job, graph: Graph) -> bool:

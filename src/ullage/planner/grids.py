@@ -8,6 +8,7 @@ from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.job.job import Job
 from ullage.planner.costs import GridCosts
 from ullage.planner.exact import first_violation
+from ullage.planner.growing import Sizes
 from ullage.planner.wanted import Base
 
 Grid = tuple[GridCosts, ...]
@@ -17,13 +18,18 @@ Grid = tuple[GridCosts, ...]
 class Grids:
     """Choices of the degrees that divide blocks which differ in expert parallelism alone.
 
-    refuse: of one that a check refuses. experts_s: seconds of experts (``GridCosts``), known to all grids of the base.
+    refuse: of one that a check refuses. experts_s: seconds of experts (``GridCosts``), known to all grids of the base. sizes: their
+    micro-batches.
     """
 
     def __init__(
-        self, base: Base, refuse: Callable[[Job, UllageError], None], experts_s: dict[object, float] | None = None
+        self,
+        base: Base,
+        refuse: Callable[[Job, UllageError], None],
+        experts_s: dict[object, float] | None = None,
+        sizes: Sizes = (),
     ) -> None:
-        self._base, self._refuse = base, refuse
+        self._base, self._refuse, self._sizes = base, refuse, sizes
         self._experts_s = {} if experts_s is None else experts_s
         self._open: list[list[Job]] = []
         self._known: list[Grid] = []
@@ -53,7 +59,7 @@ class Grids:
                 self._refuse(job, broken.error())
                 continue
             like = found[0] if found else None
-            found.append(GridCosts(job, self._base.graph, like, beside.get(job.loss), self._experts_s))
+            found.append(GridCosts(job, self._base.graph, like, beside.get(job.loss), self._experts_s, self._sizes))
         return tuple(found)
 
 

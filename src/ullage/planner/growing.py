@@ -1,13 +1,14 @@
 """Seconds of a block's work as it grows with the micro-batch: of any number of sequences, from the work of one and of two.
 
 Ops and tensors grow evenly, but for copies that one sequence does not need. Seconds of what moves through memory then do too; those of
-matmuls, attention and exchanges are looked up for what comes out, whose efficiency does not grow evenly.
+matmuls, attention and exchanges are looked up for what comes out, whose efficiency does not grow evenly. A search asks for all micro-batches
+that a grid may have, so that all of them are looked up in one go.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
 
@@ -21,6 +22,10 @@ from ullage.timing.machine import attention_s, axis_group, called, multiplied_s,
 from ullage.timing.work import Attention, Exchange, Matmul, Pass, Traffic
 
 Pair = tuple[Pass, Pass]
+
+Sizes = tuple[int, ...]
+"""Micro-batches."""
+
 _Sizes = tuple[int, int, int, int]
 
 
@@ -28,7 +33,7 @@ class Growing:
     """One direction of a block as it grows with the micro-batch: what is looked up, and what is linear.
 
     beside: the same block under other expert parallelism, of which the passes that are the same are looked up once. looked_up: what the
-    grid's other blocks have looked up.
+    grid's other blocks have looked up. sizes: the micro-batches that may be asked for, all of which the first one's answer brings.
     """
 
     def __init__(
@@ -39,8 +44,10 @@ class Growing:
         *,
         backward: bool,
         beside: Growing | None = None,
+        sizes: Sizes = (),
     ) -> None:
         self._pairs, self._place, self._backward = pairs, place, backward
+        self._sizes = sizes
         self._parts: dict[tuple[int, ...], Growing] = {}
         self._known: dict[int, float] = {}
         places = beside._places if beside is not None else {}
@@ -68,24 +75,31 @@ class Growing:
         """Only these passes."""
         if places not in self._parts:
             pairs = [self._pairs[at] for at in places]
-            self._parts[places] = Growing(pairs, self._place, self._looked_up, backward=self._backward)
+            self._parts[places] = Growing(
+                pairs, self._place, self._looked_up, backward=self._backward, sizes=self._sizes
+            )
         return self._parts[places]
 
     def seconds(self, micro_batch: int) -> float:
         if micro_batch not in self._known:
-            self._known[micro_batch] = self._seconds(micro_batch)
+            sizes = self._sizes if micro_batch in self._sizes else (micro_batch,)
+            self._known.update(zip(sizes, self._seconds(sizes), strict=True))
         return self._known[micro_batch]
 
-    def _seconds(self, micro_batch: int) -> float:
-        more = micro_batch - 1
-        found = self._first_s + self._each_s * more
-        if more:
-            found += self._moved_s(replace(one, bytes=one.bytes * micro_batch // 2) for one in self._copied)
+    def _seconds(self, sizes: Sizes) -> list[float]:
+        found = [self._first_s + self._each_s * (size - 1) for size in sizes]
+        if self._copied:
+            found = [seconds + self._copied_s(size) for seconds, size in zip(found, sizes, strict=True)]
         if self._shared is not None:
-            found += self._shared.seconds(micro_batch)
+            found = [seconds + self._shared.seconds(size) for seconds, size in zip(found, sizes, strict=True)]
         for one, times in self._passes:
-            found += times * one.seconds(more)
+            found = [seconds + times * more for seconds, more in zip(found, one.seconds(sizes), strict=True)]
         return found
+
+    def _copied_s(self, micro_batch: int) -> float:
+        if micro_batch == 1:
+            return 0.0
+        return self._moved_s(replace(one, bytes=one.bytes * micro_batch // 2) for one in self._copied)
 
     def _moved_s(self, traffic: Iterable[Traffic]) -> float:
         device = self._place.cluster.device
@@ -99,7 +113,7 @@ class Growing:
 
 
 class _GrowingPass:
-    """Seconds of what is looked up of a pass, by how many sequences there are beyond the first (timing/blocks.py, pass_s)."""
+    """Seconds of what is looked up of a pass, by the micro-batch (timing/blocks.py, pass_s)."""
 
     def __init__(self, pair: Pair, place: Place, *, backward: bool) -> None:
         one, two = pair
@@ -108,26 +122,35 @@ class _GrowingPass:
         self._matmuls = [_Multiplied(device, a, b) for a, b in zip(one.matmuls, two.matmuls, strict=True)]
         self._attention = _Evenly(one.attention, two.attention) if one.attention and two.attention else None
         self._exchanges = [_Called(place, a, b) for a, b in zip(one.exchanges, two.exchanges, strict=True)]
-        self._known: dict[int, float] = {}
+        self._known: dict[Sizes, list[float]] = {}
 
-    def seconds(self, more: int) -> float:
-        if more not in self._known:
-            self._known[more] = self._seconds(more)
-        return self._known[more]
+    def seconds(self, sizes: Sizes) -> list[float]:
+        if sizes not in self._known:
+            self._known[sizes] = self._seconds(sizes)
+        return self._known[sizes]
 
-    def _seconds(self, more: int) -> float:
-        matmuls = [one.seconds(more) for one in self._matmuls]
-        attention = 0.0
-        if self._attention:
-            attention = attention_s(
-                self._place.cluster.device, self._attention.at(more), self._place.attention, backward=self._backward
-            )
-        found = sum(matmuls) + attention
+    def _seconds(self, sizes: Sizes) -> list[float]:
+        matmuls = [one.seconds(sizes) for one in self._matmuls]
+        attention = [self._attention_s(size) for size in sizes] if self._attention else [0.0] * len(sizes)
+        each = list(zip(*matmuls, strict=True)) if matmuls else [()] * len(sizes)
+        found = [sum(some) + seconds for some, seconds in zip(each, attention, strict=True)]
         if self._exchanges:
-            cover = covers(matmuls, attention, backward=self._backward)
+            cover = [
+                covers(list(some), seconds, backward=self._backward)
+                for some, seconds in zip(each, attention, strict=True)
+            ]
             for one in self._exchanges:
-                found += waited_s(one.exchange, one.seconds(more), cover.get(one.exchange.behind, 0.0), self._place)
+                behind = one.exchange.behind
+                found = [
+                    seconds + waited_s(one.exchange, wire_s, hidden.get(behind, 0.0), self._place)
+                    for seconds, wire_s, hidden in zip(found, one.seconds(sizes), cover, strict=True)
+                ]
         return found
+
+    def _attention_s(self, micro_batch: int) -> float:
+        assert self._attention is not None
+        work = self._attention.at(micro_batch - 1)
+        return attention_s(self._place.cluster.device, work, self._place.attention, backward=self._backward)
 
 
 class _Multiplied:
@@ -142,19 +165,26 @@ class _Multiplied:
         self._each = two.m - one.m, two.n - one.n, two.k - one.k, two.groups - one.groups
         self._uneven = any(second == 2 * first + 1 for first, second in zip(self._first, self._second, strict=True))
 
-    def seconds(self, more: int) -> float:
+    def seconds(self, sizes: Sizes) -> list[float]:
         (m, n, k, groups), (more_m, more_n, more_k, more_groups) = self._first, self._each
-        sizes = m + more_m * more, n + more_n * more, k + more_k * more, groups + more_groups * more
-        if self._uneven:
-            m, n, k, groups = (
-                second * (more + 1) // 2 if second == 2 * first + 1 else size
-                for first, second, size in zip(self._first, self._second, sizes, strict=True)
-            )
-            sizes = m, n, k, groups
-        found = self._known.get(sizes)
-        if found is None:
-            found = self._known[sizes] = self._ask(*sizes)
+        known, found = self._known, []
+        for size in sizes:
+            more = size - 1
+            work = m + more_m * more, n + more_n * more, k + more_k * more, groups + more_groups * more
+            if self._uneven:
+                work = self._rounded_down(size, work)
+            seconds = known.get(work)
+            if seconds is None:
+                seconds = known[work] = self._ask(*work)
+            found.append(seconds)
         return found
+
+    def _rounded_down(self, micro_batch: int, work: _Sizes) -> _Sizes:
+        m, n, k, groups = (
+            second * micro_batch // 2 if second == 2 * first + 1 else size
+            for first, second, size in zip(self._first, self._second, work, strict=True)
+        )
+        return m, n, k, groups
 
 
 class _Called:
@@ -166,11 +196,14 @@ class _Called:
         self._known, self._ask = _called(place.cluster, group, one.kind, one.copies)
         self._first, self._each = one.payload_bytes, two.payload_bytes - one.payload_bytes
 
-    def seconds(self, more: int) -> float:
-        payload_bytes = self._first + self._each * more
-        found = self._known.get(payload_bytes)
-        if found is None:
-            found = self._known[payload_bytes] = self._ask(payload_bytes)
+    def seconds(self, sizes: Sizes) -> list[float]:
+        known, found = self._known, []
+        for size in sizes:
+            payload_bytes = self._first + self._each * (size - 1)
+            seconds = known.get(payload_bytes)
+            if seconds is None:
+                seconds = known[payload_bytes] = self._ask(payload_bytes)
+            found.append(seconds)
         return found
 
 

@@ -34,7 +34,15 @@ from ullage.planner.bounds import (
     stage_times,
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
-from ullage.planner.exact import first_error, first_violation, fits, leaves_experts_over, may_fit, too_large
+from ullage.planner.exact import (
+    first_error,
+    first_too_large,
+    first_violation,
+    fits,
+    leaves_experts_over,
+    may_fit,
+    too_large,
+)
 from ullage.planner.grids import Grid, Grids, least_dense_s
 from ullage.planner.known import Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
@@ -74,6 +82,7 @@ class Search:
         self.space = Space(self.want)
         self._known = Known(self.space)
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
+        self._no_room: set[Job] = set()  # whatever the loss
 
     # -- the queue
 
@@ -339,7 +348,7 @@ class Search:
         return self._value(job, slowest)
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
-        """The exact time."""
+        """The exact time; of one whose ranks have no room, not even that, once the most promising of those is known."""
         job = replace(strategy.job, recompute=strategy.family.kinds[at])
         rest = 1 if self.exhaustive else len(strategy.family.kinds) - at
         broken = first_violation(job)
@@ -347,6 +356,9 @@ class Search:
             self._refuse(job, broken.error(), rest)
             return
         try:
+            if self.missed is not None and not self.exhaustive and self._has_no_room(strategy, job):
+                self._left_out(strategy, at, exact=False)
+                return
             time = step_time(job, strategy.base.graph)
         except (Unsupported, Infeasible) as error:
             self._refuse(job, error, rest)
@@ -355,16 +367,27 @@ class Search:
         timed = Timed(strategy=strategy, at=at, job=job, time=time)
         self._push(self._value(job, time.step_s), partial(self._answered, timed))
 
+    def _has_no_room(self, strategy: Strategy, job: Job) -> bool:
+        """Whether some rank's allocated bytes are too many. Ranks that do not have the head do not know of the loss: what they have no room
+        for under one, they have none for under another."""
+        whatever_loss = replace(job, loss=strategy.base.job.loss)
+        if whatever_loss in self._no_room:
+            return True
+        first_of_kind = {stage.index for stage in strategy.stages if stage.first_of_kind}
+        found = first_too_large(job, strategy.base.graph, first_of_kind)
+        if found is not None and not found[0].last:
+            self._no_room.add(whatever_loss)
+        return found is not None
+
     def _answered(self, timed: Timed, value: Value) -> Found | None:
         """The exact memory."""
         job, strategy = timed.job, timed.strategy
-        rest = 1 if self.exhaustive else len(strategy.family.kinds) - timed.at
         try:
             high = too_large(job, strategy.base.graph)
             answer = None if high else estimate(job, strategy.base.graph)
         except (Unsupported, Infeasible) as error:
             self.counts.evaluated -= 1
-            self._refuse(job, error, rest)
+            self._refuse(job, error, 1 if self.exhaustive else len(strategy.family.kinds) - timed.at)
             return None
         if answer is not None and answer.verdict == "fits":
             return Found(job=job, time=timed.time, estimate=answer, value=value)
@@ -373,12 +396,18 @@ class Search:
                 job=job, value=value, high_bytes=answer.peak.high_bytes if answer is not None else high
             )
         self.counts.evaluated -= 1
-        self._failed += 1
-        at = timed.at + 1 if rest == 1 else self._first_left(strategy, timed.at + 1, exact=answer is not None)
-        self.counts.infeasible += at - timed.at
-        if at < len(strategy.family.kinds) and not self.exhaustive:
-            self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
+        self._left_out(strategy, timed.at, exact=answer is not None)
         return None
+
+    def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
+        """A strategy that does not fit, and those that recompute more than it does and do not either. exact: by its estimate."""
+        self._failed += 1
+        kinds = strategy.family.kinds
+        last = self.exhaustive or at + 1 == len(kinds)
+        left = at + 1 if last else self._first_left(strategy, at + 1, exact=exact)
+        self.counts.infeasible += left - at
+        if left < len(kinds) and not self.exhaustive:
+            self._push(self._bound(strategy, left), partial(self._timed, strategy, left))
 
     def _first_left(self, strategy: Strategy, low: int, *, exact: bool) -> int:
         """The first recomputation that its account leaves, recomputing more layers being taken not to raise it: the smallest first, then by
@@ -402,13 +431,14 @@ class Search:
         found: dict[object, Grids] = {}
         experts_s: dict[object, float] = {}
         for jobs in self.space.grids(base):
-            strategies = sum(self.space.sizes(base, jobs[0]).values())
+            sizes = self.space.sizes(base, jobs[0])
+            strategies = sum(sizes.values())
             self.counts.space += len(jobs) * strategies
             if strategies:
                 layout = jobs[0].layout
                 key = layout.tp, layout.cp, layout.sp
                 if key not in found:
-                    found[key] = Grids(base, partial(self._refuse, strategies=strategies), experts_s)
+                    found[key] = Grids(base, partial(self._refuse, strategies=strategies), experts_s, tuple(sizes))
                 found[key].add(jobs)
         yield from found.values()
 
