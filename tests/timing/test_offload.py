@@ -154,3 +154,27 @@ def test_activations_are_copied_beside_computing(host_link: float, waits: bool) 
 def test_who_steps_states_on_the_host_is_known() -> None:
     with pytest.raises(Unsupported, match="is not timed under engine single"):
         timed(FSDP2 | {"cluster": "1xH100-SXM-80GB", "engine": {"name": "single"}, "offload": {"optimizer": "cpu"}})
+
+
+def paged(optimizer: str, gpu: str) -> float:
+    job = {
+        "model": "llama-3.1-8b",
+        "cluster": f"1x{gpu}",
+        "stack": "torchtune",
+        "engine": {"name": "single", "options": {"optimizer_in_bwd": True}},
+        "data": {"seq_len": 2048, "micro_batch": 2},
+        "precision": "bf16",
+        "optimizer": optimizer,
+        "grad_clip": False,
+        "recompute": "full",
+    }
+    return parts(job)["optimizer"]
+
+
+def test_paged_states_without_room_come_and_go_once_a_step() -> None:
+    """Two 8-bit moments of 8.03e9 elements beside 16 GB of parameters: more than 24 GB, which bitsandbytes fetches tensor by tensor
+    (optim/optimizer.py, prefetch_state). On 80 GB they stay."""
+    more = paged("paged-adamw-8bit", "RTX-4090-24GB") - paged("adamw-8bit", "RTX-4090-24GB")
+    both_ways = host_bytes_per_s(device("RTX-4090-24GB"), "h2d", both=True).value
+    assert more == pytest.approx(2 * 8_030_261_248 / both_ways)
+    assert paged("paged-adamw-8bit", "A100-SXM-80GB") == paged("adamw-8bit", "A100-SXM-80GB")

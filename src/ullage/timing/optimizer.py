@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage import dtypes
+from ullage.calibration.host import host_bytes_per_s
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.optimizer import MOMENTS
 from ullage.job.job import Job
@@ -17,7 +18,19 @@ def optimizer_s(job: Job, rank: Holds) -> float:
     """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
     if offload.is_hosted(job):
         return offload.optimizer_s(job, stepped(job, rank))
-    return moved_s(job.cluster.device, stepped(job, rank) * _bytes_moved(job), "optimizer")
+    numel = stepped(job, rank)
+    return moved_s(job.cluster.device, numel * _bytes_moved(job), "optimizer") + _paged_s(job, numel)
+
+
+def _paged_s(job: Job, numel: float) -> float:
+    """States in managed memory that have no room beside the parameters that they are of. bitsandbytes fetches each tensor's before its step
+    and waits for the step (optim/optimizer.py, prefetch_state); what was longest untouched makes room, so that in a cycle that does not fit
+    all of it comes and goes, both ways at once."""
+    states = numel * _state_bytes(job)
+    room = job.cluster.device.capacity_bytes - numel * dtypes.bits(job.precision.params) / 8
+    if not job.optimizer.paged or states <= room:
+        return 0.0
+    return states / min(host_bytes_per_s(job.cluster.device, way, both=True).value for way in ("h2d", "d2h"))
 
 
 def stepped(job: Job, rank: Holds) -> float:
@@ -35,10 +48,16 @@ def _bytes_moved(job: Job) -> float:
     precision, optimizer = job.precision, job.optimizer
     master = dtypes.bits(precision.master or precision.params) / 8
     gradient = dtypes.bits(precision.grads) / 8
-    moments = len(MOMENTS.get(optimizer.name, ("momentum",)))
-    state = moments * dtypes.bits(STATE.get(optimizer.state, optimizer.state)) / 8
     copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
-    once = gradient + 2 * master + 2 * state + copied
+    once = gradient + 2 * master + 2 * _state_bytes(job) + copied
     if optimizer.impl != "fused":
         once += offload.EAGER_PASSES * master
     return once + (3 * gradient if job.grad_clip else 0.0)
+
+
+def _state_bytes(job: Job) -> float:
+    """Of one element, all moments."""
+    optimizer = job.optimizer
+    return (
+        len(MOMENTS.get(optimizer.name, ("momentum",))) * dtypes.bits(STATE.get(optimizer.state, optimizer.state)) / 8
+    )
