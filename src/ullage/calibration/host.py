@@ -1,4 +1,4 @@
-"""Bytes per second between a GPU and its host, of a node's memory and of its NVMe drives. Rows: data/host.toml."""
+"""Bytes per second between a GPU and its host, of a node's memory and of its NVMe drives; seconds to issue an op. Rows: data/host.toml."""
 
 from __future__ import annotations
 
@@ -64,3 +64,12 @@ def thread_elements_per_s(impl: HostOptimizer) -> Value:
     """Elements that an optimizer on one thread steps, however few threads use the memory."""
     row = table("host")["optimizers"][impl]
     return Value(value=row["elements_per_s"], provenance="default", source=row["thread_source"])
+
+
+@functools.cache
+def issue_s(device: Device, kind: Literal["module", "linear"]) -> Value:
+    """Seconds of the host for one op, forward or backward, of eager PyTorch. linear: a matmul of Transformer Engine's modules."""
+    row = table("host")["issue"]
+    share = row["hosts"].get(device.name, 1.0)
+    known: Provenance = "measured" if device.name == row["measured_on"] else "default"
+    return Value(value=row[f"{kind}_us"] * share / 1e6, provenance=known, source=row["source"])

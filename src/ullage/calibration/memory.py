@@ -49,10 +49,3 @@ def kernel_start_s() -> Value:
     """Seconds on the GPU that a kernel takes beside its bytes or FLOPs."""
     kernel = table("memory")["kernel"]
     return Value(value=kernel["start_us"] / 1e6, provenance="measured", source=kernel["start_source"])
-
-
-@functools.cache
-def launch_s() -> Value:
-    """Seconds on the CPU to launch one kernel from Python; a GPU whose kernels are shorter waits for it."""
-    kernel = table("memory")["kernel"]
-    return Value(value=kernel["launch_us"] / 1e6, provenance="default", source=kernel["launch_source"])

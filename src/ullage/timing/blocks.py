@@ -12,6 +12,7 @@ from ullage.job.job import Layout, Recompute
 from ullage.kernels.step import Context
 from ullage.model.graph import Block
 from ullage.timing.again import work_again
+from ullage.timing.issued import issuing
 from ullage.timing.machine import attention_s, matmul_s, sent_s, traffic_s
 from ullage.timing.ops import block_work
 from ullage.timing.work import Exchange, Pass
@@ -50,11 +51,13 @@ def added(parts: Iterable[Parts]) -> Parts:
 
 @frozen
 class BlockTime:
-    """One block, one micro-batch. recompute: what the backward runs again before it."""
+    """One block, one micro-batch. recompute: what the backward runs again before it. issued: seconds of the host for the forward, and for
+    the backward with what it runs again."""
 
     forward: Parts
     backward: Parts
     recompute: Parts = Parts()
+    issued: tuple[float, float] = (0.0, 0.0)
 
     @property
     def backward_s(self) -> float:
@@ -99,13 +102,13 @@ class Sending:
 def block_time(block: Block, context: Context, place: Place, mode: str, recompute: Recompute) -> BlockTime:
     """mode: of memory/chunk.py."""
     work = block_work(block, context, place.accumulates)
+    again = work_again(block, context, mode, recompute, early_stop=place.early_stop)
+    host = issuing(context, place.cluster.device)
     return BlockTime(
         forward=added(pass_parts(one.forward, place, backward=False) for one in work),
         backward=added(pass_parts(one.backward, place, backward=True) for one in work),
-        recompute=added(
-            pass_parts(one.forward, place, backward=False)
-            for one in work_again(block, context, mode, recompute, early_stop=place.early_stop)
-        ),
+        recompute=added(pass_parts(one.forward, place, backward=False) for one in again),
+        issued=(host.of(work), host.of(work, backward=True) + host.of(again)) if host else (0.0, 0.0),
     )
 
 

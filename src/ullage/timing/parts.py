@@ -13,6 +13,7 @@ PARTS = {
     "shard": "waiting for gathers and reductions of shards",
     "dp": "waiting for data parallelism",
     "gradients": "gradients added up, zeroed and checked",
+    "host": "waiting for the host to issue kernels",
     "offload": "waiting for copies to the host and back",
     "optimizer": "optimizer",
     "bubble": "pipeline bubble and sends",

@@ -13,7 +13,7 @@ from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
 from ullage.engines.pipeline import micro_batches_of_chunk
 from ullage.engines.recompute import stops_early
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.job.bind import local_numel
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -104,6 +104,15 @@ class PassTime:
     last_backward_s: float
     weights_s: float = 0.0
 
+    def at_least(self, forward_s: float, backward_s: float) -> PassTime:
+        return replace(
+            self,
+            first_forward_s=max(self.first_forward_s, forward_s),
+            forward_s=max(self.forward_s, forward_s),
+            backward_s=max(self.backward_s, backward_s),
+            last_backward_s=max(self.last_backward_s, backward_s),
+        )
+
     def step_s(self, micro_batches: int) -> float:
         return self.first_forward_s + self.last_backward_s + (micro_batches - 1) * (self.forward_s + self.backward_s)
 
@@ -122,8 +131,9 @@ class Stage:
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.contention = contention(job.cluster.device)
         self.runs = [self._runs(at) for at in range(len(rank.chunks))]
-        self.times = [self._chunk(at) for at in range(len(rank.chunks))]
-        self.bare = self.times
+        self.computed = [self._chunk(at) for at in range(len(rank.chunks))]
+        self.times = [time.at_least(*self._issued_s(at)) for at, time in enumerate(self.computed)]
+        self.bare = self.computed
         if offload.offloads(job):
             self.bare = [self._chunk(at, hosted=False) for at in range(len(rank.chunks))]
         self.inside = added(self._parts(at) for at in range(len(rank.chunks)))
@@ -242,6 +252,11 @@ class Stage:
         copied = offload.gradients_s(self.job, stepped(self.job, self.trained))
         return max(0.0, copied - backward_s) if offload.is_beside(self.job) else copied
 
+    def _issued_s(self, at: int) -> tuple[float, float]:
+        """The host's seconds for a forward and a backward."""
+        found = [(time.issued, count) for _, time, count in self.runs[at]]
+        return sum(one[0] * count for one, count in found), sum(one[1] * count for one, count in found)
+
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
         found, micro_batches = self.runs[at], self.micro_batches
@@ -249,9 +264,16 @@ class Stage:
         again = micro_batches * sum(time.recompute.total_s * count for _, time, count in found)
         summed = micro_batches * self._summed_s(at)
         bare = self.bare[at].step_s(micro_batches)
-        hosted = self.times[at].step_s(micro_batches) - bare
+        computed = self.computed[at].step_s(micro_batches)
         waits = bare - busy.total_s - again - summed
-        items = (("recompute", again), ("gradients", summed), ("shard", waits), ("offload", hosted))
+        issued = self.times[at].step_s(micro_batches) - computed
+        items = (
+            ("recompute", again),
+            ("gradients", summed),
+            ("shard", waits),
+            ("offload", computed - bare),
+            ("host", issued),
+        )
         return busy + Parts(items=items)
 
     def _summed_s(self, at: int) -> float:
@@ -331,13 +353,13 @@ class Stage:
     def replicas(self) -> Iterator[tuple[Exchange, int, float]]:
         """(exchange, times a step, seconds that each is waited for): gradients reduced and, of sharded states, parameters gathered.
 
-        Where the engine overlaps them, the last backward and the first forward hide what they can.
+        Where the engine overlaps them, the last backward and the first forward hide what they can while the device computes.
         """
         options = self.job.engine.options
         overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
         gathers = flag(options, "overlap_param_gather", False)
-        last = min(time.last_backward_s for time in self.times) if overlaps else 0.0
-        first = min(time.first_forward_s for time in self.times) if gathers else 0.0
+        last = min(time.last_backward_s for time in self.computed) if overlaps else 0.0
+        first = min(time.first_forward_s for time in self.computed) if gathers else 0.0
         for one in states.replica_reductions(self.job, self.trained):
             yield one, states.reductions(self.job), self._past_s(self._sent_s([one]), last)
         for one in states.replica_gathers(self.job, self.rank):

@@ -1,0 +1,97 @@
+"""A step takes no less than its host does to issue it."""
+
+import pytest
+
+from ullage.hardware.catalogue import device
+from ullage.job.adapted import graph_of
+from ullage.job.read import read_job
+from ullage.timing.issued import Issuing, issuing
+from ullage.timing.step import StepTime, stages, step_time
+from ullage.timing.work import Matmul, OpWork, Pass, Traffic
+
+H100 = device("H100-SXM-80GB")
+
+SMALL = {
+    "model": {
+        "model_type": "gpt", "hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "head_dim": 64, "intermediate_size": 2048, "vocab_size": 50304, "max_position_embeddings": 1024, "position": "learned",
+        "norm": "layernorm", "mlp": "gelu", "bias": True, "qkv_bias": True,
+        "tie_word_embeddings": True, "hidden_dropout": 0.1, "attention_dropout": 0.1,
+    },
+    "cluster": "8xH100-SXM-80GB",
+    "data": {"seq_len": 1024, "micro_batch": 4, "grad_accum": 4},
+    "layout": {"dp": 2, "pp": 4, "vpp": 3, "schedule": "interleaved-1f1b"},
+    "engine": {"name": "megatron", "options": {"transformer_impl": "transformer_engine"}},
+    "stack": "megatron",
+    "precision": {"params": "bf16", "compute": "bf16", "grads": "fp32", "master": "fp32", "reduce": "fp32"},
+    "recompute": "none",
+    "attention": "eager",
+}  # fmt: skip
+"""Megatron-LM@d98e8a64 tests/functional_tests/test_cases/gpt/gpt3_mcore_te_tp1_pp4_vp1."""
+
+
+def timed(job: dict = SMALL, **options: object) -> StepTime:
+    engine = job["engine"] | {"options": job["engine"]["options"] | options}
+    return step_time(read_job(job | {"engine": engine}))
+
+
+def of(job: dict) -> Issuing | None:
+    read = read_job(job)
+    (stage, *_) = stages(read, graph_of(read))
+    return issuing(stage.context, read.cluster.device)
+
+
+def test_modules_take_what_they_were_measured_with() -> None:
+    """te.Linear of 1024 x 1024 x 1024, forward and backward: 0.573835 ms on an H100 (NVIDIA/TransformerEngine#445); RMSNorm of few rows:
+    88 to 95 us (linkedin/Liger-Kernel#1462)."""
+    host = of(SMALL)
+    assert host is not None
+    matmul = Matmul(m=1024, n=1024, k=1024, dtype="bf16")
+    linear = OpWork(
+        name="linear",
+        module="",
+        forward=Pass(matmuls=(matmul,)),
+        backward=Pass(matmuls=matmul.transposes(accumulate=False)),
+    )
+    moved = Pass(traffic=(Traffic(bytes=1 << 20, kind="norm"),))
+    norm = OpWork(name="norm", module="", forward=moved, backward=moved)
+    assert host.of([linear]) + host.of([linear], backward=True) == pytest.approx(573.8e-6, rel=0.01)
+    assert 85e-6 < host.of([norm]) + host.of([norm], backward=True) < 96e-6
+
+
+def test_gradients_that_autograd_adds_are_not_python() -> None:
+    host = of(SMALL)
+    assert host is not None
+    added = OpWork(name="sum", module="", forward=Pass(), backward=Pass(traffic=(Traffic(bytes=1 << 20),)))
+    assert host.of([added], backward=True) == 0.0
+
+
+def test_a_step_of_few_small_layers() -> None:
+    """0.09177 s a step on 8 H100, the median of the run's last two thirds (golden_values_dev_dgx_h100.json)."""
+    found = timed()
+    assert 0.8 * 0.09177 < found.step_s < 1.05 * 0.09177
+    assert dict(found.parts)["host"] > 0.2 * found.step_s
+    assert sum(dict(found.parts).values()) == pytest.approx(found.step_s)
+
+
+def test_nothing_waits_where_a_graph_is_replayed() -> None:
+    assert "host" not in dict(timed(cuda_graph_impl="local", cuda_graph_scope=["full_iteration"]).parts)
+
+
+def test_large_layers_are_issued_ahead() -> None:
+    model = SMALL["model"] | {"hidden_size": 6144, "intermediate_size": 24576, "head_dim": 96}
+    model |= {"num_attention_heads": 64, "num_key_value_heads": 64}
+    assert "host" not in dict(timed(SMALL | {"model": model, "layout": {"dp": 8}}).parts)
+
+
+def test_other_stacks_are_not_known() -> None:
+    job = {
+        "model": "llama-3.2-1b",
+        "cluster": "8xH100-SXM-80GB",
+        "engine": {"name": "fsdp2"},
+        "data": {"seq_len": 128, "micro_batch": 1},
+    }
+    assert of(job) is None
+    assert of(
+        SMALL | {"engine": {"name": "megatron", "options": {"transformer_impl": "local"}}}
+    ).linear_s == pytest.approx(46e-6)
