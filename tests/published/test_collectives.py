@@ -1,7 +1,8 @@
 """Collectives against published runs that the curves were not made from; bus bandwidth in GB/s as nccl-tests defines it.
 
 Inside a node the curves are aiconfigurator's; these runs are other people's, on other boxes and releases of NCCL. Between nodes NCCL's
-constants stand as NVIDIA wrote them; EFA's step was taken from the 2x p5 row, EFA v1's from 2x p4de, TCPXO's from 2x a3-mega.
+constants stand as NVIDIA wrote them; EFA's step was taken from the 2x p5 row, EFA v1's from 2x p4de, TCPXO's from 2x a3-mega, and
+Omni-Path's share from 16 nodes of V100.
 """
 
 from __future__ import annotations
@@ -141,6 +142,13 @@ CALIBRATED = [
         "dstackai/dstack@30a0dd5 examples/clusters/a3mega/README.md",
         0.06,
         {8 * MIB: 47.19, 16 * MIB: 76.89, 64 * MIB: 140.62, 256 * MIB: 165.34, GIB: 181.94, 8 * GIB: 188.54},
+    ),
+    (
+        "16xjean-zay-v100",
+        "all_reduce",
+        "bigscience-workshop/bigscience@9e64ede experiments/bandwidth/n16_32gb_all_reduce_bench.txt",
+        0.05,
+        {4_000_000_000: 6.87},
     ),
 ]
 
