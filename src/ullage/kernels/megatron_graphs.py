@@ -7,6 +7,9 @@ megatron/core/transformer/cuda_graphs.py, TransformerEngine pytorch/graph.py mak
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from ullage.frozen import FrozenMap, replace
 from ullage.kernels.step import Buffer, Context, Step
 
 ENDS = {"attn": "attention_add", "mamba": "mamba_add"}
@@ -22,6 +25,13 @@ def _ends(context: Context) -> tuple[str, ...]:
     scope = context.option("cuda_graph_scope")
     names = scope if isinstance(scope, tuple) else (scope,)
     return tuple(ENDS[str(name)] for name in names if name in ENDS)
+
+
+@lru_cache(maxsize=256)
+def launched(context: Context) -> Context:
+    """The same without graphs. One replays the kernels that it was captured from: it saves their launches, not their work."""
+    options = {name: value for name, value in context.options.items() if name != "cuda_graph_impl"}
+    return replace(context, options=FrozenMap(options)) if captures(context) else context
 
 
 def captured(steps: tuple[Step, ...], context: Context) -> tuple[Step, ...]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from ullage.frozen import frozen, replace
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
+from ullage.kernels.megatron_graphs import launched
 from ullage.kernels.step import Context, Segment, Step
 from ullage.memory.chunk import CHECKPOINT, SELECTIVE
 from ullage.model.graph import Block
@@ -32,6 +33,7 @@ def run_again(block: Block, context: Context, mode: str, recompute: Recompute, e
     """mode: of memory/chunk.py. early_stop: of a checkpointed block (``Segment``)."""
     if mode not in (CHECKPOINT, SELECTIVE):
         return Again()
+    context = launched(context)
     steps = stacks.lower(block, context)
     segments: tuple[Segment, ...] = (Segment(start=0, stop=len(steps), early_stop=early_stop),)
     if mode == SELECTIVE:

@@ -11,6 +11,7 @@ from ullage import dtypes
 from ullage.job.adapted import is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.kernels import stacks
+from ullage.kernels.megatron_graphs import captured, captures, launched
 from ullage.kernels.step import Context, without_experts
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing import partly
@@ -39,11 +40,21 @@ EXPERT_STREAMS = 4
 @lru_cache(maxsize=1024)
 def block_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
     """Everything that a block does for one micro-batch, in order. accumulates: matmuls add weights' gradients into an fp32 buffer."""
+    told, context = context, launched(context)
     found, named = _named_work(block, context, accumulates)
     steps = stacks.lower(block, context)
     if partly.is_partly_trained(block):
         found = tuple(partly.asked_for(found, block, steps, context))
-    return (*found, *bound_by_memory(block, steps, named, context))
+    found = (*found, *bound_by_memory(block, steps, named, context))
+    return (*found, _copied_in(block, told)) if captures(told) and captured(steps, told) else found
+
+
+def _copied_in(block: Block, context: Context) -> OpWork:
+    """A graph copies its input to the address that it was captured with, its backward the gradient (TransformerEngine pytorch/graph.py,
+    Graphed.forward and backward)."""
+    stream = context.buffer(block.input.name, block.input.dims, context.residual).bytes
+    copy = Pass(traffic=(Traffic(bytes=2 * stream, kind="copy"),))
+    return OpWork(name="layer_graph", module="layer_graph", forward=copy, backward=copy)
 
 
 def dense_work(block: Block, context: Context, accumulates: bool = True) -> tuple[OpWork, ...]:
