@@ -99,7 +99,7 @@ def context_of(job: Job, graph: Graph) -> Context:
         params=params,
         residual=_residual(graph, params) if precision.autocast else compute,
         autocast=precision.autocast,
-        fp8=precision.compute == "fp8",
+        narrow="fp8" if precision.compute == "fp8" else None,
         tp=layout.tp,
         sp=layout.sp,
         cp=layout.cp,

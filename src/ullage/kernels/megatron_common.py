@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.kernels.narrow import narrow_type
 from ullage.kernels.step import Buffer, Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Dim, Op
 
@@ -17,7 +18,8 @@ def gathers(context: Context) -> bool:
 
 def eight_bit_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
     """In fp8 a TE linear keeps its input as it multiplied it: one byte an element (pytorch/module/linear.py)."""
-    if not context.fp8 or is_local(context):
+    narrow = narrow_type(op, context)
+    if narrow is None or is_local(context):
         return ()
     dims: tuple[Dim, ...] = (ROUTED,) if op.kind == "grouped_linear" else (BATCH, SEQ_SP if gathers(context) else SEQ)
     inner = op.params[0].dims[-1:] if op.kind == "grouped_linear" else op.attrs["in"]

@@ -158,6 +158,7 @@ class Context:
     """All that a kernel may depend on beside its op; hashable, so that a replay can be cached on it.
 
     sizes: every dimension as this rank holds it. compute: the type that matmuls run in; params: of the stored weights.
+    narrow: the type of fewer bits that the layers' matrices multiply in (kernels/narrow.py).
     residual: the type of the stream between blocks. version: of the stack, as the job names it.
     device: whose kernels run, "cuda" or "cpu" (what a trace without a GPU sees): devices.py.
     """
@@ -169,7 +170,7 @@ class Context:
     params: str = "bf16"
     residual: str = "bf16"
     autocast: bool = False
-    fp8: bool = False
+    narrow: str | None = None
     tp: int = 1
     sp: bool = False
     cp: int = 1

@@ -9,6 +9,7 @@ from ullage import dtypes
 from ullage.comm.volume import once_each
 from ullage.hardware.curve import Kind
 from ullage.kernels import megatron_mamba
+from ullage.kernels.narrow import PER_TENSOR, recipe
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, ROUTED, SEQ, Op, Tensor
@@ -16,20 +17,20 @@ from ullage.timing.work import Exchange, OpWork, Pass
 
 
 def tensor_parallel(
-    op: Op, width: int, rows: int, context: Context
+    op: Op, width: int, rows: int, dtype: str, context: Context
 ) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """What a column- or row-parallel linear sends (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
-    width: features of the tensor that is whole on every rank. Gathered inputs and scattered input gradients of a column-parallel
-    backward run beside its own matmuls (Megatron-Core tensor_parallel/layers.py, asynchronous handles). Under Transformer Engine's
-    user buffers (``tp_comm_overlap``) and torch's asynchronous tensor parallelism (``async_tp``) the others are cut into a piece for
-    each rank beside their own matmul too.
+    width: features of the tensor that is whole on every rank. dtype: that the matmul multiplies. Gathered inputs and scattered input
+    gradients of a column-parallel backward run beside its own matmuls (Megatron-Core tensor_parallel/layers.py, asynchronous handles).
+    Under Transformer Engine's user buffers (``tp_comm_overlap``) and torch's asynchronous tensor parallelism (``async_tp``) the others are
+    cut into a piece for each rank beside their own matmul too.
     """
     parallel = op.attrs.get("parallel")
     if context.tp == 1 or parallel not in ("column", "row"):
         return (), ()
     whole = dtypes.size_bytes(rows * width, context.compute)
-    gathered = dtypes.size_bytes(rows * width, "fp8") if gathers_8_bit(context) else whole
+    gathered = _gathered_bytes(rows * width, dtype, str(parallel), context)
 
     def exchange(kind: Kind, behind: str = "", pieces: int = 1) -> Exchange:
         payload = gathered if kind == "all_gather" else whole
@@ -53,9 +54,21 @@ def tensor_parallel(
     return (exchange("all_reduce"),), ()
 
 
-def gathers_8_bit(context: Context) -> bool:
-    """torchao casts before it gathers, where one scale serves the whole tensor (float8/float8_tensor_parallel.py)."""
-    return context.fp8 and context.sp and context.option("float8_recipe") == "tensorwise"
+def _gathered_bytes(numel: int, dtype: str, parallel: str, context: Context) -> int:
+    """The gradient that a row-parallel backward gathers is multiplied in two orders: where operands have a scale for each block, both are
+    made of it, and sent (Transformer Engine pytorch/distributed.py, _all_gather_mxfp8)."""
+    if not gathers_narrow(context):
+        return dtypes.size_bytes(numel, context.compute)
+    twice = parallel == "row" and context.stack == "megatron" and recipe(context) not in PER_TENSOR
+    return dtypes.size_bytes(numel, dtype) * (2 if twice else 1)
+
+
+def gathers_narrow(context: Context) -> bool:
+    """Whether what is multiplied in 8 bits is cast before it is gathered: by Transformer Engine (pytorch/distributed.py,
+    gather_along_first_dim with a quantizer), by torchao where one scale serves the whole tensor (float8/float8_tensor_parallel.py)."""
+    if context.narrow is None or not context.sp:
+        return False
+    return context.stack == "megatron" or context.option("float8_recipe") == "tensorwise"
 
 
 def _in_pieces(

@@ -9,7 +9,7 @@ from ullage.calibration.collectives import curve
 from ullage.calibration.matmul import early_library, grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
 from ullage.calibration.measured import attention_flops_per_s, matmul_flops_per_s
 from ullage.calibration.measured import traffic_s as measured_traffic_s
-from ullage.calibration.memory import MemoryKind, kernel_start_s, memory_efficiency
+from ullage.calibration.memory import MEASURED_AS, MemoryKind, kernel_start_s, memory_efficiency
 from ullage.calibration.overlap import called_s
 from ullage.comm.cost import Cost
 from ullage.comm.cost import seconds as transfer
@@ -105,7 +105,8 @@ def traffic_s(device: Device, work: Traffic, *, backward: bool) -> float:
     if not work.bytes:
         return 0.0
     if device.measured is not None:
-        return measured_traffic_s(device.measured, work.kind, work.dtype, work.bytes, backward=backward)
+        kind = MEASURED_AS.get(work.kind, work.kind)
+        return measured_traffic_s(device.measured, kind, work.dtype, work.bytes, backward=backward)
     share = memory_efficiency(device, work.kind).value
     return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
 

@@ -12,15 +12,16 @@ from ullage.job.adapted import is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.kernels import stacks
 from ullage.kernels.megatron_graphs import captured, captures, launched
+from ullage.kernels.narrow import narrow_type
 from ullage.kernels.step import Context, without_experts
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing import partly
+from ullage.timing.casts import casts
 from ullage.timing.exchanges import (
     context_parallel,
     context_parallel_moves,
     expert_parallel,
     gathered_logits,
-    gathers_8_bit,
     ring_parts,
     scan_parallel,
     split_loss,
@@ -154,11 +155,10 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
 
 
 def _dtype(op: Op, context: Context) -> str:
-    """Of a matmul: fp8 in the layers alone, the router in fp32."""
+    """Of a matmul: fewer bits in the layers alone, the router in fp32."""
     if op.kind == "router":
         return "fp32" if context.stack == "megatron" else context.compute
-    eight_bit = context.fp8 and op.kind in ("linear", "grouped_linear") and not op.name.endswith("lm_head")
-    return "fp8" if eight_bit else context.compute
+    return narrow_type(op, context) or context.compute
 
 
 def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork:
@@ -175,10 +175,9 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     dtype = _dtype(op, context)
     rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
     forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options, context.stack))
-    cast, cast_back = _casts(op, forward, context, first=sends)
-    here, back = (
-        tensor_parallel(op, k if op.attrs.get("parallel") == "column" else n, rows, context) if sends else ((), ())
-    )
+    cast, cast_back = casts(op, forward, context, first=sends)
+    width = k if op.attrs.get("parallel") == "column" else n
+    here, back = tensor_parallel(op, width, rows, dtype, context) if sends else ((), ())
     return OpWork(
         name=op.name if len(ops) == 1 else str(op.attrs["group"]),
         module=op.module,
@@ -204,26 +203,6 @@ def _reordered(exchanges: tuple[Exchange, ...], context: Context) -> Iterator[Tr
             yield Traffic(bytes=2 * one.payload_bytes if copied else 0, kind="copy")
 
 
-def _casts(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[tuple[Traffic, ...], tuple[Traffic, ...]]:
-    """Kernels that make an 8-bit matmul's operands, forward and backward. first: of the projections that share an input.
-
-    torchao (float8/float8_linear.py): the input's and the weight's maximum (2 bytes an element read) and copy (3); a copy again for the
-    weight's gradient; the output's gradient likewise, and its transposed copy (2). Transformer Engine: a copy and its transposed one (4)
-    of a row-parallel input, which no norm has made, and of the output's gradient; weights once a step.
-    """
-    if matmul.dtype != "fp8":
-        return (), ()
-    source, weight, gradient = matmul.m * matmul.k, matmul.n * matmul.k, matmul.m * matmul.n
-    column = op.attrs.get("parallel") == "column"
-    if context.stack == "megatron":
-        here, back = 0 if column else 4 * source, 4 * gradient
-    else:
-        made = (source // context.tp if column and gathers_8_bit(context) else source) if first else 0
-        here, back = 5 * (made + weight), 3 * (made + weight) + 7 * gradient
-    forward = (Traffic(bytes=here, kind="copy"),) if here else ()
-    return forward, (Traffic(bytes=back, kind="copy"),)
-
-
 def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork:
     """Every local expert's rows, at balanced routing: what all ranks of the group send here is what this rank sends."""
     weight = next(param for param in ops[0].params if len(param.dims) > 2)
@@ -232,11 +211,12 @@ def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork
     rows = max(1, context.size(ROUTED) // experts)
     streams = EXPERT_STREAMS if context.stack == "megatron" else 0
     forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(ops[0], context), groups=experts, streams=streams)
+    cast, cast_back = casts(ops[0], forward, context, first=True) if context.stack == "megatron" else ((), ())
     return OpWork(
         name=ops[0].name,
         module=ops[0].module,
-        forward=Pass(matmuls=(forward,)),
-        backward=Pass(matmuls=forward.transposes(accumulate=accumulates)),
+        forward=Pass(matmuls=(forward,), traffic=cast),
+        backward=Pass(matmuls=forward.transposes(accumulate=accumulates), traffic=cast_back),
     )
 
 

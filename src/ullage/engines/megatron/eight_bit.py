@@ -5,10 +5,9 @@ from __future__ import annotations
 from ullage.engines.base import sized
 from ullage.engines.megatron.fsdp import PARAMETERS_SHARDED, shards
 from ullage.job.job import Job
+from ullage.kernels.narrow import DEFAULT, HEAD, MATRICES, orders
 from ullage.memory.program import Item
 from ullage.memory.rank import Rank
-
-MATRICES = ("linear", "grouped_linear")
 
 
 def names(job: Job, rank: Rank) -> frozenset[str]:
@@ -20,7 +19,7 @@ def names(job: Job, rank: Rank) -> frozenset[str]:
         for part in rank.chunks
         for run in part.runs
         for op in run.block.ops
-        if op.kind in MATRICES and op.params and not op.name.endswith("lm_head")
+        if op.kind in MATRICES and op.params and not op.name.endswith(HEAD)
     )
 
 
@@ -31,7 +30,8 @@ def weights(job: Job, rank: Rank) -> list[Item]:
     """
     mine = names(job, rank)
     found = []
-    for order in _orders(job) if mine else ():
+    kept = orders(str(job.engine.options.get("fp8_recipe") or DEFAULT), job.cluster.device.compute_capability)
+    for order in kept if mine else ():
         for expert in (False, True):
             numel = sum(local.total for local in rank.params if local.name in mine and local.expert == expert)
             divided = job.precision.fp8_params and job.engine.zero_stage >= PARAMETERS_SHARDED
@@ -41,15 +41,3 @@ def weights(job: Job, rank: Rank) -> list[Item]:
                 lives = "from the first micro-batch on"
                 found.append(sized("parameters", what, numel, "fp8", shards=over, lives=lives))
     return found
-
-
-PER_TENSOR = (None, "delayed", "tensorwise")
-"""--fp8-recipe whose matmuls take one scale for a whole tensor; delayed is the default (arguments.py)."""
-
-
-def _orders(job: Job) -> tuple[str, ...]:
-    """Blackwell of data centers multiplies 8-bit matrices with one scale in any layout (pytorch/utils.py, is_non_tn_fp8_gemm_supported),
-    so that nothing is transposed ahead (csrc/quantizer.cpp)."""
-    capability = job.cluster.device.compute_capability
-    any_layout = capability is not None and ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
-    return ("rows",) if any_layout and job.engine.options.get("fp8_recipe") in PER_TENSOR else ("rows", "columns")

@@ -1,0 +1,94 @@
+"""What it takes to make 8-bit operands, by the kernels that Transformer Engine calls (pytorch/csrc/quantizer.cpp, normalization.cpp)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ullage.engines.base import context_of
+from ullage.job.adapted import graph_of
+from ullage.job.read import read_job
+from ullage.timing.ops import block_work
+from ullage.timing.work import OpWork
+
+TOKENS, HIDDEN, HEADS, KV, FFN = 1024, 2048, 2048, 512, 8192  # Llama 3.2 1B
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+}
+JOB = {
+    "model": "llama-3.2-1b",
+    "stack": "megatron",
+    "data": {"seq_len": TOKENS, "micro_batch": 1},
+    "precision": {"params": "bf16", "compute": "fp8"},
+}
+
+
+def _works(cluster: str, recipe: str, layout: dict[str, object], **job: object) -> dict[str, OpWork]:
+    engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": recipe}}
+    read = read_job(JOB | {"cluster": cluster, "engine": engine, "layout": layout} | job)
+    graph = graph_of(read)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    return {work.name: work for work in block_work(layer, context_of(read, graph))}
+
+
+def _moved(work: OpWork) -> tuple[int, int]:
+    each = (
+        [one.bytes for one in direction.traffic if one.kind == "quantize"]
+        for direction in (work.forward, work.backward)
+    )
+    forward, backward = (sum(moved) for moved in each)
+    return forward, backward
+
+
+HOPPER, BLACKWELL = "8xH100-SXM-80GB", "8xB200-SXM-180GB"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "recipe", "normed", "other"),
+    [
+        (HOPPER, "delayed", 0, 4),  # the norm writes 8 bits; read in 16, written by rows and by columns
+        (HOPPER, "tensorwise", 4, 6),  # its maximum comes with a norm, and is a pass of its own elsewhere
+        (BLACKWELL, "tensorwise", 3, 5),  # no columns
+        (BLACKWELL, "mxfp8", 4, 4),
+    ],
+)
+def test_bytes_of_an_element(cluster: str, recipe: str, normed: int, other: int) -> None:
+    works = _works(cluster, recipe, {"dp": 8})
+    assert _moved(works["qkv"]) == (TOKENS * HIDDEN * normed, TOKENS * (HEADS + 2 * KV) * other)
+    assert _moved(works["o_proj"]) == (TOKENS * HEADS * other, TOKENS * HIDDEN * other)
+
+
+def test_experts_cast_the_rows_that_come_to_them() -> None:
+    works = _works(BLACKWELL, "mxfp8", {"dp": 8, "ep": 8}, model=MIXTURE)
+    rows = 2 * TOKENS
+    assert _moved(works["experts.gate_proj"]) == (rows * HIDDEN * 4, rows * 2 * 1024 * 4)
+    assert _moved(works["experts.down_proj"]) == (rows * 1024 * 4, rows * HIDDEN * 4)
+
+
+def test_what_is_gathered_is_cast_before_it_is_sent() -> None:
+    """Each rank casts its part of the sequence, and sends a byte an element; a gradient in both orders."""
+    works = _works(BLACKWELL, "mxfp8", {"dp": 4, "tp": 2, "sp": True})
+    assert _moved(works["qkv"])[0] == TOKENS // 2 * HIDDEN * 4
+    assert _moved(works["o_proj"])[1] == TOKENS // 2 * HIDDEN * 4
+    (gather,) = works["qkv"].forward.exchanges
+    assert gather.payload_bytes == TOKENS * HIDDEN
+    (gradient,) = works["o_proj"].backward.exchanges
+    assert gradient.payload_bytes == 2 * TOKENS * HIDDEN
+
+
+def test_the_head_is_multiplied_and_gathered_in_16_bits() -> None:
+    engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": "mxfp8"}}
+    read = read_job(JOB | {"cluster": BLACKWELL, "engine": engine, "layout": {"dp": 4, "tp": 2, "sp": True}})
+    graph = graph_of(read)
+    head = next(block for block in graph.blocks() if block.role == "head")
+    work = next(work for work in block_work(head, context_of(read, graph)) if work.name == "lm_head")
+    (gather,) = work.forward.exchanges
+    assert gather.payload_bytes == TOKENS * HIDDEN * 2
+    assert _moved(work) == (0, 0)
