@@ -25,7 +25,7 @@ LINEARS = LAYERS * (4 * HIDDEN * HIDDEN + 3 * FFN * HIDDEN)
 
 
 def lines(
-    cluster: str = "8xH100-SXM-80GB", *, fp8_params: bool = True, zero: int = 1, **options: object
+    cluster: str = "8xH100-SXM-80GB", *, fp8_params: bool = True, zero: int = 1, compute: str = "fp8", **options: object
 ) -> dict[str, int]:
     """Bytes of each line of an account, by its name."""
     job = read_job(
@@ -37,7 +37,7 @@ def lines(
             "engine": {"name": "megatron", "zero_stage": zero, "options": options},
             "precision": {
                 "params": "bf16",
-                "compute": "fp8",
+                "compute": compute,
                 "grads": "bf16",
                 "master": "fp32",
                 "fp8_params": fp8_params,
@@ -70,6 +70,16 @@ def test_an_8_bit_parameter_is_there_in_no_other_type() -> None:
 def test_where_any_layout_is_multiplied_nothing_is_transposed(cluster: str, recipe: str, orders: int) -> None:
     weights = [size for what, size in lines(cluster, fp8_recipe=recipe).items() if what.startswith("weights in fp8")]
     assert weights == [pytest.approx(LINEARS, rel=1e-3)] * orders
+
+
+@pytest.mark.parametrize(
+    ("compute", "options", "packed", "block"), [("fp8", {"fp8_recipe": "mxfp8"}, 1, 32), ("fp4", {}, 0.5, 16)]
+)
+def test_blocks_have_a_scale_of_a_byte(compute: str, options: dict[str, object], packed: float, block: int) -> None:
+    found = lines("8xB200-SXM-180GB", compute=compute, **options)
+    for order in ("rows", "columns"):
+        assert found[f"weights in {compute}, by {order} (dense)"] == pytest.approx(packed * LINEARS, rel=1e-3)
+        assert found[f"their scales, by {order} (dense)"] == pytest.approx(LINEARS / block, rel=1e-3)
 
 
 def test_megatron_fsdp_divides_8_bit_parameters() -> None:

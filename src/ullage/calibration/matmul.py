@@ -22,6 +22,7 @@ _REUSE = 256 * 256 / (256 + 256)  # FLOPs per operand element of the largest til
 # How sharply a kernel turns from bound by compute to bound by memory: the fourth power lets the larger of the two decide.
 _KNEE = 4.0
 _LOW_PRECISION = ("fp8", "int8", "fp4", "nf4")
+_FOUR_BITS = 4
 _STORED_AS = {"tf32": "fp32"}  # a way to multiply, not to store
 
 
@@ -143,7 +144,7 @@ def _terms(device: Device, dtype: str, short: bool = False) -> _Terms:
         source = f"{source}, scaled to this device's best shape: {data['best']['source']}"
     k_prologue = row["k_prologue"]
     if dtype in _LOW_PRECISION:
-        best, like = data["best"]["fp8"], data["best"]["bf16"]
+        best, like = data["best"]["fp8" if bits(dtype) > _FOUR_BITS else "fp4"], data["best"]["bf16"]
         plateau *= best.get(device.name, 1.0) / like.get(device.name, 1.0) if device.name in best else 1.0
         k_prologue *= 16 // bits(dtype)  # the same time, in which more elements of k pass
         provenance = "default"

@@ -12,6 +12,7 @@ from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job, Optimizer
 from ullage.kernels import stacks, unsloth_loss
+from ullage.kernels.narrow import narrow_compute
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
 from ullage.memory.rank import Rank
@@ -99,7 +100,7 @@ def context_of(job: Job, graph: Graph) -> Context:
         params=params,
         residual=_residual(graph, params) if precision.autocast else compute,
         autocast=precision.autocast,
-        narrow="fp8" if precision.compute == "fp8" else None,
+        narrow=narrow_compute(precision.compute, job.engine.options),
         tp=layout.tp,
         sp=layout.sp,
         cp=layout.cp,

@@ -13,6 +13,7 @@ from ullage.job import adapted_litgpt, adapted_megatron, freezing
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
+from ullage.job.wide import left_wide
 from ullage.model.build import MEGATRON_ARGUMENTS
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
@@ -93,7 +94,7 @@ def is_adapter(name: str) -> bool:
 
 def graph_of(job: Job) -> Graph:
     """The graph of what the job trains."""
-    return trained(model_of(job), job)
+    return left_wide(trained(model_of(job), job), job.precision.compute, job.engine.options)
 
 
 def model_of(job: Job) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ullage.kernels.narrow import narrow_type
+from ullage.kernels.narrow import SCALE_BYTES, narrow_type, recipe
 from ullage.kernels.step import Buffer, Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Dim, Op
 
@@ -17,7 +17,7 @@ def gathers(context: Context) -> bool:
 
 
 def eight_bit_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
-    """In fp8 a TE linear keeps its input as it multiplied it: one byte an element (pytorch/module/linear.py)."""
+    """A TE linear keeps its input as the backward multiplies it, in one order, with its scales (pytorch/module/linear.py)."""
     narrow = narrow_type(op, context)
     if narrow is None or is_local(context):
         return ()
@@ -26,4 +26,8 @@ def eight_bit_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
     assert isinstance(inner, tuple)
     if op.attrs.get("parallel") == "row":
         dims = (BATCH, SEQ)
-    return (context.buffer(f"{name}.fp8_input", (*dims, *inner), "fp8", f"fp8 input of {name}"),)
+    shape = (*dims, *inner)
+    kept = context.buffer(f"{name}.{narrow}_input", shape, narrow, f"{narrow} input of {name}")
+    scales = round(context.numel(shape) * SCALE_BYTES.get(recipe(context), 0))
+    beside = Buffer(f"{name}.scales", scales, f"scales of the {narrow} input of {name}") if scales else None
+    return (kept, beside) if beside else (kept,)

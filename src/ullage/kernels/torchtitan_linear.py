@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ullage.kernels.step import Buffer, Context, Step
+from ullage.kernels.narrow import narrow_type, operand_bytes, stays_wide
+from ullage.kernels.step import Buffer, Context, Step, WeightGrad
 from ullage.kernels.torchtitan_version import saves_abs
-from ullage.model.graph import BATCH, SEQ, Op
+from ullage.model.graph import BATCH, SEQ, Dim, Op
 
 
 def gathers(context: Context) -> bool:
@@ -17,8 +18,8 @@ def whole_name(tensor: str) -> str:
 
 
 def runs_fp8(op: Op, context: Context) -> bool:
-    """Float8Linear, mxfp8 and nvfp4 replace the layers' linears, not the head's."""
-    return bool(context.option("float8_recipe")) and op.name != "lm_head" and op.kind == "linear"
+    """Float8Linear and mxfp8's replace the layers' linears, not the head's."""
+    return bool(context.option("float8_recipe")) and op.kind == "linear" and not stays_wide(op)
 
 
 def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -42,12 +43,12 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
 
 def _fused(ops: tuple[Op, ...], source: str, context: Context) -> list[Step]:
     """One matmul for q, k and v, which are views of its output: whoever saves one of them keeps all (FusedQKVLinear)."""
-    parts = [step for op in ops for step in _matmul(op, source, context) if step.op == "matmul"]
+    parts = [step for op in ops for step in _matmul(op, source, context, "qkv") if step.op in ("matmul", NVFP4)]
     outputs = [context.tensor(op.outputs[0]) for op in ops]
     whole = Buffer(
         "qkv", sum(part.bytes for part in outputs), "q, k and v", " + ".join(part.formula for part in outputs)
     )
-    kept = tuple(buffer for step in parts for buffer in step.writes[1:])
+    kept = tuple({buffer.name: buffer for step in parts for buffer in step.writes[1:]}.values())
     return [
         Step(
             name="qkv",
@@ -58,7 +59,7 @@ def _fused(ops: tuple[Op, ...], source: str, context: Context) -> list[Step]:
             backward_scratch=tuple(buffer for step in parts for buffer in step.backward_scratch),
             weights=tuple(weight for step in parts for weight in step.weights),
             module=ops[0].module,
-            op="matmul",
+            op=parts[0].op,
         ),
         Step(
             name="qkv.split",
@@ -81,7 +82,8 @@ def _gather(op: Op, source: str, name: str, context: Context) -> Step:
     return Step(name=f"{op.name}.gather", reads=(source,), writes=(whole,), module=op.module)
 
 
-def _matmul(op: Op, source: str, context: Context) -> list[Step]:
+def _matmul(op: Op, source: str, context: Context, name: str = "") -> list[Step]:
+    """name: of the linear that it is a part of."""
     output = context.tensor(op.outputs[0], f"{op.name} output")
     weights = tuple(context.weight(param.name, param.dims) for param in op.params)
     reduces = op.attrs["parallel"] == "row" and context.tp > 1
@@ -90,6 +92,16 @@ def _matmul(op: Op, source: str, context: Context) -> list[Step]:
     made = output
     if reduces:
         made = context.buffer(f"{output.name}.partial", (BATCH, SEQ, *out), what=f"partial output of {op.name}")
+    if narrow_type(op, context) == "fp4":
+        steps = [_nvfp4(op, source, made, name or op.name, context)]
+    else:
+        steps = _multiplied(op, source, made, weights, context)
+    if reduces:
+        steps.append(Step(name=f"{op.name}.reduce", reads=(made.name,), writes=(output,), module=op.module))
+    return steps
+
+
+def _multiplied(op: Op, source: str, made: Buffer, weights: tuple[WeightGrad, ...], context: Context) -> list[Step]:
     casts = _casts(op, source, context) if runs_fp8(op, context) else ()
     compiled = bool(casts) and context.compile
     weight = casts[1:] if compiled and _saves_weight(context) else ()
@@ -109,9 +121,34 @@ def _matmul(op: Op, source: str, context: Context) -> list[Step]:
             op="matmul",
         )
     ]
-    if reduces:
-        steps.append(Step(name=f"{op.name}.reduce", reads=(made.name,), writes=(output,), module=op.module))
     return steps
+
+
+NVFP4 = "nvfp4_mm"
+"""What policies by op would know NVFP4Linear's function by: none does."""
+
+
+def _nvfp4(op: Op, source: str, made: Buffer, name: str, context: Context) -> Step:
+    """torchao's NVFP4Linear keeps input and weight as its backward multiplies them, by columns; dynamo takes its function as one op
+    (prototype/moe_training/nvfp4_training/nvfp4_linear.py: allow_in_graph)."""
+    inner = op.attrs["in"]
+    assert isinstance(inner, tuple)
+    operands = [_operand(f"{name}.input", (BATCH, SEQ, *inner), context)]
+    operands += [_operand(f"{op.name}.weight", param.dims, context) for param in op.params]
+    return Step(
+        name=op.name,
+        reads=(source,),
+        writes=(made, *operands),
+        saves=tuple(operand.name for operand in operands),
+        weights=tuple(context.weight(param.name, param.dims) for param in op.params),
+        module=op.module,
+        op=NVFP4,
+    )
+
+
+def _operand(name: str, dims: tuple[Dim, ...], context: Context) -> Buffer:
+    numel = context.numel(dims)
+    return Buffer(f"{name}_fp4", operand_bytes(numel, "fp4", "nvfp4"), f"{name} in NVFP4, by columns, with scales")
 
 
 def _amax(op: Op, source: str, casts: tuple[Buffer, ...], context: Context) -> Step:

@@ -9,7 +9,7 @@ from ullage import dtypes
 from ullage.comm.volume import once_each
 from ullage.hardware.curve import Kind
 from ullage.kernels import megatron_mamba
-from ullage.kernels.narrow import PER_TENSOR, recipe
+from ullage.kernels.narrow import PER_TENSOR, operand_bytes, recipe
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, ROUTED, SEQ, Op, Tensor
@@ -57,10 +57,10 @@ def tensor_parallel(
 def _gathered_bytes(numel: int, dtype: str, parallel: str, context: Context) -> int:
     """The gradient that a row-parallel backward gathers is multiplied in two orders: where operands have a scale for each block, both are
     made of it, and sent (Transformer Engine pytorch/distributed.py, _all_gather_mxfp8)."""
-    if not gathers_narrow(context):
+    if dtype == context.compute or not gathers_narrow(context):
         return dtypes.size_bytes(numel, context.compute)
     twice = parallel == "row" and context.stack == "megatron" and recipe(context) not in PER_TENSOR
-    return dtypes.size_bytes(numel, dtype) * (2 if twice else 1)
+    return operand_bytes(numel, dtype, recipe(context)) * (2 if twice else 1)
 
 
 def gathers_narrow(context: Context) -> bool:

@@ -76,8 +76,9 @@ def _refuse(job: Job) -> None:
     if job.lora is not None and job.lora.base == "int8":
         raise Unsupported("is not timed", key="lora.base", value="int8")
     offload.refuse(job)
-    if job.precision.compute == "fp4":
-        raise Unsupported("has no measured efficiency", key="precision.compute", value="fp4")
+    if job.precision.compute == "fp4" and "fp4" not in dict(job.cluster.device.flops_per_s):
+        what = f"is not multiplied by {job.cluster.device.name}"
+        raise Unsupported(what, key="precision.compute", value="fp4", remedy="take fp8 or bf16, or a Blackwell GPU")
 
 
 @frozen

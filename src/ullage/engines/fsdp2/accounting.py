@@ -25,7 +25,6 @@ from ullage.model.graph import Graph
 _NOT_MODELLED = {
     "graph_trainer": "captures the whole step as one graph, whose passes decide what is saved and where it is gathered",
     "simple_fsdp": "turns sharding into ops of a captured graph, whose passes decide what is saved and where it is gathered",
-    "float8_layers": "converts some of the layers, which are taken as equal here",
 }
 
 
