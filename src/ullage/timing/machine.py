@@ -129,7 +129,7 @@ def axis_group(cluster: Cluster, layout: Layout, axis: str, shard: int = 1) -> G
         "tp": (1, layout.tp),
         "cp": (layout.tp, layout.cp),
         "dp": (layout.tp, layout.dp * layout.cp),
-        "ep": (layout.etp if layout.etp > 1 else 1 if layout.tp == 1 else layout.tp // layout.etp, layout.ep),
+        "ep": (max(1, layout.etp), layout.ep),
         "expert_dp": (max(1, layout.ep * layout.etp), layout.expert_dp),
         "pp": (inner * layout.dp, layout.pp),
         "shard": (layout.tp, shard),
