@@ -13,6 +13,7 @@ from ullage.kernels.narrow import PER_TENSOR, operand_bytes, recipe
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, ROUTED, SEQ, Op, Tensor
+from ullage.timing.dispatch import sends_once
 from ullage.timing.work import Exchange, OpWork, Pass
 
 
@@ -165,20 +166,11 @@ def context_parallel_moves(context: Context) -> tuple[int, int]:
     return forward + 2 * kv * element, backward + 2 * kv * element
 
 
-ONCE = {
-    "moe_token_dispatcher_type": ("flex",),
-    "moe_dispatch": ("deepep", "hybridep"),
-    "expert_parallel_comm_backend": ("deepep", "hybridep"),
-}
-"""Options, of Megatron, its users and torchtitan, that name DeepEP's dispatch or its kin."""
-
-
 def expert_parallel(op: Op, context: Context) -> Exchange:
     """Tokens to their experts' ranks, or back: a copy for each expert (Megatron-Core moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher),
     or one for each rank and each node that has any (DeepEP csrc/kernels/layout.cu, is_token_in_rank, and internode.cu)."""
     rows = context.tensor(Tensor(name="rows", dims=(ROUTED, op.outputs[0].dims[-1]))).bytes
-    once = any(context.option(name) in values for name, values in ONCE.items())
-    copies = context.size("top_k") if once else 1
+    copies = context.size("top_k") if sends_once(context) else 1
     payload = math.ceil(rows * once_each(copies, context.ep))
     return Exchange(kind="all_to_all", axis="ep", payload_bytes=payload, copies=copies)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block
+from ullage.timing.dispatch import permuted
 from ullage.timing.vintage import norms_early
 from ullage.timing.work import OpWork, Pass, Traffic
 
@@ -15,7 +16,7 @@ from ullage.timing.work import OpWork, Pass, Traffic
 def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[OpWork]:
     """Everything of a block that is no matmul, no fused attention and nothing on a wire. named: steps that are."""
     sizes, types = _sizes(block, steps, context), _types(block, steps, context)
-    for step in _pointwise(steps, named, context):
+    for step in permuted(_pointwise(steps, named, context), block.ops, context):
         yield _kernel(step, sizes, types, context)
     yield from _views(steps, sizes)
     yield from _accumulations(steps, sizes, types)

@@ -1,0 +1,69 @@
+"""What is permuted on the way to experts and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ullage.engines.base import context_of
+from ullage.job.adapted import graph_of
+from ullage.job.read import read_job
+from ullage.timing.ops import block_work
+
+TOKENS, HIDDEN, TOP_K, RANKS = 1024, 2048, 2, 4
+ROW = 2 * HIDDEN
+JOB = {
+    "model": {
+        "model_type": "mixtral",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": TOP_K,
+        "vocab_size": 32000,
+    },
+    "cluster": "8xH100-SXM-80GB",
+    "stack": "megatron",
+    "data": {"seq_len": TOKENS, "micro_batch": 1},
+}
+
+
+def _job(layout: dict[str, object], **options: object) -> object:
+    return read_job(JOB | {"layout": layout, "engine": {"name": "megatron", "zero_stage": 1, "options": options}})
+
+
+def _moved(ep: int, dispatcher: str) -> dict[str, list[tuple[int, ...]]]:
+    job = _job({"dp": 8, "ep": ep}, moe_token_dispatcher_type=dispatcher)
+    graph = graph_of(job)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    works = {work.name: work for work in block_work(layer, context_of(job, graph))}
+    names = [name for name in ("permute", "sort", "unsort", "combine") if name in works]
+    return {
+        name: [tuple(one.bytes for one in way.traffic) for way in (works[name].forward, works[name].backward)]
+        for name in names
+    }
+
+
+ROWS = TOP_K * TOKENS * ROW
+SOME = TOKENS * ROW
+ARRIVED = round(ROWS * RANKS * (1 - (1 - 1 / RANKS) ** TOP_K) / TOP_K)
+"""Of a token's two experts both may be on one rank, which gets it once."""
+
+
+def test_an_all_to_all_permutes_what_it_sends_and_sorts_what_comes() -> None:
+    moved = _moved(RANKS, "alltoall")
+    assert moved["sort"][0] == moved["unsort"][0] == (2 * ROWS,)
+    assert moved["permute"][0][0] == moved["combine"][0][0] == pytest.approx(SOME + ROWS, rel=0.01)
+
+
+def test_deepep_permutes_once_what_has_come() -> None:
+    moved = _moved(RANKS, "flex")
+    assert moved["sort"] == moved["unsort"] == [(ARRIVED + ROWS,), (ARRIVED + ROWS,)]
+    assert moved["permute"] == moved["combine"] == [(0,), (0,)]
+
+
+def test_one_expert_a_rank_is_permuted_all_the_same() -> None:
+    arrived = round(ROWS * 8 * (1 - (1 - 1 / 8) ** TOP_K) / TOP_K)
+    moved = _moved(8, "flex")
+    assert moved["permute"][0] == moved["combine"][0] == (arrived + ROWS,)
