@@ -22,9 +22,10 @@ MemoryKind = Literal[
     "copy",
     "quantize",
     "quantize_triton",
+    "scan",
 ]
 """early_norm: of apex and Megatron until 2021-10."""
-MEASURED_AS: dict[MemoryKind, MemoryKind] = {"quantize": "copy", "quantize_triton": "copy"}
+MEASURED_AS: dict[MemoryKind, MemoryKind] = {"quantize": "copy", "quantize_triton": "copy", "scan": "pointwise"}
 """Kinds that no benchmark of ours runs, by the one that stands for them."""
 _ON_A_GPU: dict[str, MemoryKind] = {"tanh": "pointwise"}
 """Kinds that are told apart where they are measured: a CPU computes a tanh for ten times as long as it moves it."""

@@ -89,6 +89,7 @@ _KINDS: tuple[tuple[str, MemoryKind], ...] = (
     ("loss", "cross_entropy"),
     ("permute", "permute"),
     ("sort", "permute"),
+    ("ssm", "scan"),
 )
 
 
