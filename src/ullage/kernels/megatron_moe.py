@@ -118,13 +118,15 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
             copies=len(ops),
         )
     adapted = is_adapted(first)
+    biased = _adds_bias(first) and not adapted
+    plain = Buffer(f"{output.name}.plain", output.bytes, "experts' output before its bias", output.formula)
     kept = eight_bit_input(first, name, context)
     saved = tuple(buffer.name for buffer in kept) or first.inputs
     steps = [
         Step(
             name=name,
             reads=first.inputs,
-            writes=(megatron_adapters.beside(output) if adapted else output, *kept),
+            writes=(megatron_adapters.beside(output) if adapted else plain if biased else output, *kept),
             saves=saved,
             weights=weights,
             serves=tuple((one, tuple(param.name for param in own)) for one in saved),
@@ -133,10 +135,45 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     ]
     if adapted:
         steps += megatron_adapters.added(first, output, context)
+    if biased:
+        steps.append(_biased(first, plain.name, output, context))
     if len(ops) > 1:
         views = tuple((context.tensor(op.outputs[0]), output.name) for op in ops)
         steps.append(Step(name=f"{name}.split", reads=(output.name,), aliases=views, module=first.module))
     return steps
+
+
+def _adds_bias(op: Op) -> bool:
+    """Of the experts' second linear, which hands its bias back; that of the first is part of its matmul (moe/experts.py, skip_bias_add)."""
+    return op.outputs[0].dims[-1] != "expert_ffn" and any(param.name.endswith(".bias") for param in op.params)
+
+
+def _biased(op: Op, plain: str, output: Buffer, context: Context) -> Step:
+    """Expert by expert a bias times each row's probability, added and joined again (moe/experts.py, _apply_bias): in the
+    probabilities' type, and cast back. Backward the bias' and the probabilities' gradients are products and their sums."""
+    rows, width = op.outputs[0].dims
+    numel = context.numel((rows, width))
+    wide = probabilities_type(context)
+    each = context.buffer("", (rows, width), wide).bytes // numel
+    cast = 0 if wide == context.compute else each + 2
+    forward = each + (2 + each + each) + 2 * each + cast
+    backward = cast + (4 if not cast else each + 2 + 4) + 2 * (2 * each + each)
+    product = context.buffer(f"{op.name}.biases", (rows, width), wide, "experts' biases, weighted")
+    joined = context.buffer(f"{op.name}.biased", (rows, width), wide, "experts' output with its bias")
+    return Step(
+        name=f"{op.name}.bias",
+        reads=(plain,),
+        writes=(output,),
+        scratch=(product, joined),
+        backward_scratch=(product,),
+        module=op.module,
+        moves=(forward * numel, backward * numel),
+    )
+
+
+def probabilities_type(context: Context) -> str:
+    """Of the routing probabilities: that of the router's logits (``moe_router_dtype``; moe_utils.py, probs.type_as)."""
+    return "fp32" if context.option("moe_router_dtype") in ("fp32", "fp64") else context.compute
 
 
 def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:
@@ -147,6 +184,10 @@ def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:
     """
     output = context.tensor(op.outputs[0], "experts' activation output")
     source = f"{op.inputs[0]}.fused" if op.attrs["glu"] else op.inputs[0]
+    if fused and op.attrs["form"] == "clamped_silu":
+        clamped, clamp = _clamped(op, source, context)
+        plain = Step(name=op.name, reads=(clamped,), writes=(output,), saves=(clamped,), module="moe_act")
+        return [clamp, plain]
     if fused:
         return [Step(name=op.name, reads=(source,), writes=(output,), saves=(source,), module="moe_act")]
     activated = Buffer(f"{output.name}.plain", output.bytes, "experts' activation before its weighting", output.formula)
@@ -163,6 +204,28 @@ def expert_activation(op: Op, context: Context, *, fused: bool) -> list[Step]:
             module="moe_act",
         ),
     ]
+
+
+def _clamped(op: Op, source: str, context: Context) -> tuple[str, Step]:
+    """Both halves of the projection clamped and joined again before the fused kernel (fusions/fused_bias_geglu.py,
+    weighted_bias_quick_geglu_impl); clamps keep what they read."""
+    whole = context.buffer(f"{source}.clamped", op.outputs[0].dims, what="gate and up, clamped and joined", copies=2)
+    halves = Buffer(f"{source}.halves", whole.bytes, "gate and up, each clamped", whole.formula)
+    moved = (
+        (4 + 4) * whole.bytes // 2,
+        (6 + 4) * whole.bytes // 2,
+    )  # of an element: clamp and join; clamp's and the halves' backward
+    step = Step(
+        name=f"{op.name}.clamp",
+        reads=(source,),
+        writes=(whole,),
+        saves=(source,),
+        scratch=(halves,),
+        backward_scratch=(halves,),
+        module="moe_act",
+        moves=moved,
+    )
+    return whole.name, step
 
 
 def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
