@@ -8,10 +8,13 @@ from itertools import groupby
 from operator import itemgetter
 
 from ullage import dtypes
+from ullage.frozen import replace
 from ullage.job.adapted import is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.kernels import stacks
+from ullage.kernels.megatron_common import is_local
 from ullage.kernels.megatron_graphs import captured, captures, launched
+from ullage.kernels.megatron_moe import probabilities_type
 from ullage.kernels.narrow import narrow_type
 from ullage.kernels.step import Context, without_experts
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
@@ -155,9 +158,10 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
 
 
 def _dtype(op: Op, context: Context) -> str:
-    """Of a matmul: fewer bits in the layers alone, the router in fp32."""
-    if op.kind == "router":
-        return "fp32" if context.stack == "megatron" else context.compute
+    """Of a forward's matmul: fewer bits in the layers alone. Megatron's router multiplies 16-bit operands, whatever its logits' type (Core
+    moe_utils.py, RouterGatingLinearFunction), but where Transformer Engine is not used."""
+    if op.kind == "router" and context.stack == "megatron" and is_local(context):
+        return "fp32"
     return narrow_type(op, context) or context.compute
 
 
@@ -176,6 +180,10 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
     forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options, context.stack))
     cast, cast_back = casts(op, forward, context, first=sends)
+    backward = forward.transposes(accumulate=accumulates)
+    if op.kind == "router" and dtype != "fp32":
+        backward, widened = _of_logits(backward, context)
+        cast_back = (*cast_back, *widened)
     width = k if op.attrs.get("parallel") == "column" else n
     here, back = tensor_parallel(op, width, rows, dtype, context) if sends else ((), ())
     return OpWork(
@@ -183,11 +191,21 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
         module=op.module,
         forward=Pass(matmuls=(forward,), exchanges=here, traffic=(*cast, *_reordered(here, context))),
         backward=Pass(
-            matmuls=forward.transposes(accumulate=accumulates),
+            matmuls=backward,
             exchanges=back,
             traffic=(*cast_back, *_reordered(back, context)),
         ),
     )
+
+
+def _of_logits(backward: tuple[Matmul, Matmul], context: Context) -> tuple[tuple[Matmul, Matmul], tuple[Traffic, ...]]:
+    """The router's backward where its logits are fp32: in TF32 (Transformer Engine common/gemm/cublaslt_gemm.cu), on an input cast up,
+    whose gradient is cast down."""
+    if context.stack != "megatron" or probabilities_type(context) == context.compute:
+        return backward, ()
+    first, second = (replace(one, dtype="tf32") for one in backward)
+    cast = Traffic(bytes=(2 + 4) * first.m * first.n)
+    return (first, second), (cast, cast)
 
 
 def _reordered(exchanges: tuple[Exchange, ...], context: Context) -> Iterator[Traffic]:
