@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.kernels.megatron_common import is_local
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, SEQ, Op, Tensor
 
@@ -23,8 +24,30 @@ def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:
     return _flash(op, context)
 
 
+CUDNN_SINCE = (9, 0)
+"""Transformer Engine prefers cuDNN's kernel to FlashAttention from this compute capability on; it asks the same of AMD's, which has 9.4 and
+more (pytorch/attention/dot_product_attention/utils.py, get_attention_backend)."""
+
+BLACKWELL = (10, 0)
+
+
+def runs_flash(context: Context, *, dropout: bool) -> bool:
+    """Whether Transformer Engine takes FlashAttention and not cuDNN's attention, whose backward with dropout is not deterministic on
+    Blackwell (common/fused_attn/fused_attn.cpp, nvte_get_fused_attn_backend)."""
+    named = context.option("attention_backend")
+    if named in ("flash", "fused"):
+        return named == "flash"
+    capability = context.compute_capability or CUDNN_SINCE
+    deterministic = bool(context.option("deterministic_mode", False))
+    return capability < CUDNN_SINCE or (capability >= BLACKWELL and deterministic and dropout)
+
+
 def _flash(op: Op, context: Context) -> list[Step]:
-    """FlashAttention or cuDNN's fused attention: saves q, k, v, the output and one fp32 log-sum-exp a row and head."""
+    """FlashAttention or cuDNN's fused attention: saves q, k, v, the output and one fp32 log-sum-exp a row and head.
+
+    FlashAttention has the batch before the sequence: it keeps its output so, and the projection keeps a copy with the sequence first
+    (TE pytorch/attention/dot_product_attention/backends.py, FlashAttention.forward). Of one sequence both are the same tensor.
+    """
     q, k, v = op.inputs
     prefix = op.name.removesuffix("attention")
     steps: list[Step] = []
@@ -40,8 +63,16 @@ def _flash(op: Op, context: Context) -> list[Step]:
         steps.append(Step(name=name, reads=(v,), writes=(whole,), module="core_attn"))
         v = whole.name
     output = context.tensor(op.outputs[0], "attention output")
-    result = Buffer(f"{output.name}.exchanged", output.bytes, "attention output before its all-to-all", output.formula)
-    result = result if by_heads else output
+    transposed = (
+        not is_local(context) and context.size(BATCH) > 1 and runs_flash(context, dropout=bool(op.attrs["dropout"]))
+    )
+    result = output
+    if by_heads:
+        what = "attention output before its all-to-all"
+        result = Buffer(f"{output.name}.exchanged", output.bytes, what, output.formula)
+    elif transposed:
+        what = "attention output, batch before sequence"
+        result = Buffer(f"{output.name}.batch_first", output.bytes, what, output.formula)
     lse = context.buffer(f"{prefix}lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
     steps.append(
         Step(
@@ -55,6 +86,8 @@ def _flash(op: Op, context: Context) -> list[Step]:
     )
     if by_heads:  # the projection keeps the output after the all-to-all, the attention the one before
         steps.append(Step(name=f"exchange.{output.name}", reads=(result.name,), writes=(output,), module="core_attn"))
+    elif transposed:
+        steps.append(Step(name=f"transpose.{output.name}", reads=(result.name,), writes=(output,), module="core_attn"))
     return steps
 
 

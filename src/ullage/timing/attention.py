@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ullage.calibration.attention import BUILT_IN
 from ullage.job.job import Job
+from ullage.kernels.megatron_attention import CUDNN_SINCE
 from ullage.timing.vintage import of_2023
 
 BACKENDS = {
@@ -15,11 +16,6 @@ BACKENDS = {
     "flex": "flex",
 }
 """What ``attention_backend`` names (Megatron's and transformers' values)."""
-
-CUDNN_SINCE = (9, 0)
-"""Transformer Engine prefers cuDNN's kernel to FlashAttention from this compute capability on (pytorch/attention/dot_product_attention/
-utils.py, get_attention_backend)."""
-
 
 BUILT_IN_UNTIL = "2025-02-28"
 """Of torchtitan's versions, which run torch's nightly builds: before these had FlashAttention 2.7.4 (pytorch/pytorch#148147)."""
