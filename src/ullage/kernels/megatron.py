@@ -245,9 +245,11 @@ def activation(ops: tuple[Op, ...], context: Context) -> list[Step]:
     (op,) = ops
     output = context.tensor(op.outputs[0], f"{op.name} output")
     fused = context.option("bias_swiglu_fusion" if op.attrs["glu"] else "bias_gelu_fusion", True)
-    if op.attrs.get("experts"):
+    if op.attrs.get("experts") and not megatron_moe.weighted_after(context):
         if op.attrs["act"] == "squared-relu":
             fused = context.option("use_fused_weighted_squared_relu", False)
+        elif not op.attrs["glu"]:
+            fused = False  # of experts, which have no bias, only SwiGLU is fused with its weighting (moe/experts.py)
         return megatron_moe.expert_activation(op, context, fused=bool(fused))
     if fused and op.attrs["glu"]:  # reads the fused projection, and writes one gradient for it
         whole = f"{op.inputs[0]}.fused"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from ullage.kernels.narrow import SCALE_BYTES, narrow_type, recipe
 from ullage.kernels.step import Buffer, Context
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Dim, Op
+
+
+def before(version: str | None, release: tuple[int, int]) -> bool:
+    """Whether a job's Megatron-Core is older than ``release``; the newest where it names none."""
+    if version is None:
+        return False
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < release
 
 
 def is_local(context: Context) -> bool:

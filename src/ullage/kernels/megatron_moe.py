@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ullage.job.adapted import is_adapted, is_adapter
 from ullage.kernels import megatron_adapters
-from ullage.kernels.megatron_common import eight_bit_input
+from ullage.kernels.megatron_common import before, eight_bit_input
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, ROUTED, SENT, SEQ_SP, Op
 
@@ -228,17 +228,40 @@ def _clamped(op: Op, source: str, context: Context) -> tuple[str, Step]:
     return whole.name, step
 
 
+WEIGHTED_AFTER_UNTIL = (0, 13)
+"""Until April 2025 the experts' output was weighted, not their activation (2659630721, which still names itself 0.12.0rc0)."""
+
+INDEX_ADD_SINCE = (0, 15)
+"""Since October 2025 rows are added to their tokens by index_add_ in deterministic mode (56818f9e50)."""
+
+
+def weighted_after(context: Context) -> bool:
+    """Whether the rows that come back are weighted, rather than the experts' activation."""
+    return before(context.version, WEIGHTED_AFTER_UNTIL)
+
+
+def _keeps_rows(context: Context) -> bool:
+    """Whether the sum over a token's experts keeps its rows: for the probabilities' gradient where it weights them, and in
+    index_add_'s backward, which asks for the shape of its source (torch's derivatives.yaml: grad.index_select(...).expand_as(source))."""
+    fused = context.option("moe_permute_fusion", False)
+    deterministic = context.option("deterministic_mode", False) and not before(context.version, INDEX_ADD_SINCE)
+    return weighted_after(context) or bool(deterministic and not fused)
+
+
 def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
     """The way back, and the sum over each token's experts."""
     (op,) = ops
     rows, scores = op.inputs
     output = context.tensor(op.outputs[0], "combined output of the experts")
+
+    def summing(name: str, source: str, into: Buffer) -> Step:
+        kept = (source,) if _keeps_rows(context) else ()
+        return Step(name=name, reads=(source, scores), writes=(into,), saves=kept, no_grad=(scores,), module="moe")
+
     if gathers(context):
         summed = everybodys(context, f"{op.name}.summed", "experts' output of the tokens of all ranks")
-        return [
-            Step(name="unpermute", reads=(rows, scores), writes=(summed,), no_grad=(scores,), module="moe"),
-            Step(name="reduce_scatter", reads=(summed.name,), writes=(output,), module="moe"),
-        ]
+        scattered = Step(name="reduce_scatter", reads=(summed.name,), writes=(output,), module="moe")
+        return [summing("unpermute", rows, summed), scattered]
     way = [_Leg("unsort", ROUTED, "experts' output, un-sorted")] if _sorts(context) else []
     if context.etp > 1:
         way.append(_Leg("reduce_scatter", SENT, "experts' output, summed over their parts"))
@@ -246,7 +269,7 @@ def combine(ops: tuple[Op, ...], context: Context) -> list[Step]:
         way.append(_Leg("all_to_all_back", SENT, "experts' output, back from the all-to-all"))
     steps = _travel(way, op, rows, context)
     back = steps[-1].made[0] if steps else rows
-    return [*steps, Step(name="combine", reads=(back, scores), writes=(output,), no_grad=(scores,), module="moe")]
+    return [*steps, summing("combine", back, output)]
 
 
 def shared_gate(ops: tuple[Op, ...], context: Context) -> list[Step]:

@@ -5,13 +5,13 @@ Sources: megatron/core/tensor_parallel/layers.py, TransformerEngine pytorch/modu
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from ullage.engines.base import cublas_workspaces, flag, sized, workspace
 from ullage.hardware import overheads
 from ullage.job.job import Job
 from ullage.kernels import megatron_moe
+from ullage.kernels.megatron_common import before
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, round_up
 from ullage.memory.rank import Rank
@@ -107,16 +107,20 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
     items = []
     if _multiplies_in_torch(job, rank):
         deterministic = flag(job.engine.options, "deterministic_mode", False)
-        found = overheads.cublas_workspace_bytes(device, hopper_only=_before(job, BLACKWELL_WORKSPACE_SINCE))
+        found = overheads.cublas_workspace_bytes(
+            device, hopper_only=before(job.stack_version, BLACKWELL_WORKSPACE_SINCE)
+        )
         if deterministic:
             why = "CUBLAS_WORKSPACE_CONFIG=:4096:8, which deterministic mode asks for"
             found = replace(found, bytes=DETERMINISTIC_WORKSPACE_BYTES, source=why)
         items += cublas_workspaces(found)
-    if job.engine.options.get("transformer_impl", "transformer_engine") != "local":
+    local = job.engine.options.get("transformer_impl") == "local"
+    experts = any(param.expert for param in rank.params)
+    if not local or (experts and _router_in_engine(job)):
         userbuffers = flag(job.engine.options, "tp_comm_overlap", False) and job.layout.tp > 1
         found = overheads.te_workspace_bytes(device, streams=USERBUFFER_STREAMS if userbuffers else 1)
         items.append(workspace(found))
-        if job.engine.options.get("moe_grouped_gemm") and any(param.expert for param in rank.params):
+        if job.engine.options.get("moe_grouped_gemm") and experts and not local:
             many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
             items.append(workspace(replace(many, what="Transformer Engine grouped GEMM workspaces")))
     return items
@@ -129,16 +133,18 @@ BLACKWELL_WORKSPACE_SINCE = (0, 16)
 """Megatron-Core releases whose torch knows Blackwell's larger workspace: inferred from peaks of SimuMax's runs and functional tests."""
 
 
-def _before(job: Job, release: tuple[int, int]) -> bool:
-    """Whether the job runs an older Megatron-Core than ``release``; the newest where it names none."""
-    if job.stack_version is None:
-        return False
-    parts = re.findall(r"\d+", job.stack_version)[:2]
-    return tuple(int(part) for part in parts) < release
+ROUTER_IN_ENGINE_SINCE = (0, 14)
+"""Since June 2025 the router multiplies in Transformer Engine where it is installed, before local layers too
+(core/transformer/moe/moe_utils.py, RouterGatingLinearFunction); release 0.13.0 has it, its candidates of before that not."""
+
+
+def _router_in_engine(job: Job) -> bool:
+    return not before(job.stack_version, ROUTER_IN_ENGINE_SINCE)
 
 
 def _multiplies_in_torch(job: Job, rank: Rank) -> bool:
-    """Head, router and unfused attention call torch's matmuls; under Transformer Engine nothing else does."""
+    """Head, older routers and unfused attention call torch's matmuls; under Transformer Engine nothing else does."""
     local = job.engine.options.get("transformer_impl") == "local"
     unfused = job.attention in ("eager", "math")
-    return rank.last or local or unfused or any(param.expert for param in rank.params)
+    router = any(param.expert for param in rank.params) and not _router_in_engine(job)
+    return rank.last or local or unfused or router
