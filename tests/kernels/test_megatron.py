@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ullage.engines.base import context_of
+from ullage.engines.registry import ranks_of
 from ullage.frozen import FrozenMap
 from ullage.job.adapted import graph_of
 from ullage.job.bind import local_sizes
@@ -252,6 +253,51 @@ def test_modules_that_predict_tokens_keep_tensors_of_their_own() -> None:
         assert sizes[f"{prefix}rows"] == sizes[f"{prefix}combine.all_to_all_back"] == 2 * 2 * 64 * 64
         assert sizes[f"{prefix}latent_out"] == 2 * 64 * 64
         assert sizes[f"{prefix}routed_out"] == 2 * 64 * 256
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_stage_that_predicts_tokens_has_the_embedding_too(tied: bool) -> None:
+    """gpt_model.py: an embedding where pre_process or mtp_process, whose weight the output layer takes where they are tied."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": {
+                "base": "deepseek-v3",
+                "num_hidden_layers": 4,
+                "num_nextn_predict_layers": 2,
+                "tie_word_embeddings": tied,
+            },
+            "cluster": "8xH100-SXM-80GB",
+            "engine": {"name": "megatron"},
+            "layout": {"pp": 2, "tp": 2, "ep": 4},
+        }
+    )
+    graph = graph_of(job)
+    vocabulary = [[one.name for one in rank.params if "vocab" in one.param.dims] for rank in ranks_of(job, graph)]
+    first = ["embedding.embed_tokens.weight"]
+    assert vocabulary == [
+        first,
+        ["head.lm_head.weight"] if tied else ["head.mtp0_embed_tokens.weight", "head.lm_head.weight"],
+    ]
+    alone = ranks_of(replace(job, layout=replace(job.layout, pp=1)), graph)[0]
+    assert [one.name for one in alone.params if "vocab" in one.param.dims] == first + ["head.lm_head.weight"] * (
+        not tied
+    )
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (2, False), (2, True)])
+def test_the_projection_before_a_prediction_is_cut_and_gathered(tp: int, sp: bool) -> None:
+    """multi_token_prediction.py, _concat_embeddings: column-parallel, gathered over the features; each rank then views its rows."""
+    job = replace(hybrid(), layout=replace(hybrid().layout, tp=tp, sp=sp))
+    graph = graph_of(job)
+    steps = {step.name: step for step in lower(graph.runs[-1].block, context_of(job, graph))}
+    (weight,) = steps["mtp0_eh_proj"].weights
+    assert weight.numel == 2 * 256 * 256 / tp
+    (part,) = steps["mtp0_eh_proj"].writes
+    assert part.bytes == 2 * 64 * 256 / tp
+    made = [buffer.bytes for buffer in steps["mtp0_gather"].writes]
+    assert made == ([] if tp == 1 else [2 * 64 * 256])
+    assert steps["mtp0_enorm"].reads == ("mtp0_next_embedded",)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -13,7 +13,7 @@ SCAN = ("ssm_heads", "ssm_groups", "ssm_inner", "ssm_conv", "ssm_in")
 """What tensor parallelism divides of a Mamba-2 mixer: whole heads, and whole groups of them."""
 ADAPTERS = ("lora_rank", "lora_qkv", "lora_fc1", "lora_shared_fc1", "lora_hidden")
 """Of Megatron's adapters (adapted_megatron.py)."""
-TENSOR_PARALLEL = ("heads", "kv_heads", "ffn", "vocab", "shared_ffn", *SCAN, *ADAPTERS)
+TENSOR_PARALLEL = ("heads", "kv_heads", "ffn", "vocab", "shared_ffn", "mtp_out", *SCAN, *ADAPTERS)
 EXPERT_PARALLEL = ("experts",)
 EXPERT_TENSOR_PARALLEL = ("expert_ffn",)
 

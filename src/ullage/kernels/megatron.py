@@ -278,6 +278,22 @@ def embedding(ops: tuple[Op, ...], context: Context) -> list[Step]:
     ]
 
 
+def gather_features(ops: tuple[Op, ...], context: Context) -> list[Step]:
+    """A column-parallel output made whole again. Under sequence parallelism a rank goes on with a view of its own rows, which keeps all of
+    them (core/transformer/multi_token_prediction.py, _concat_embeddings; tensor_parallel/mappings.py, _split_along_first_dim)."""
+    (op,) = ops
+    (part,) = op.inputs
+    output = context.tensor(op.outputs[0])
+    if context.tp == 1:
+        return [Step(name=op.name, reads=(part,), aliases=((output, part),), module=op.module)]
+    whole = context.buffer(f"{output.name}.whole", (BATCH, SEQ, "hidden"), what=f"{op.name}: all features of all rows")
+    pieces = whole._replace(name=f"{output.name}.pieces", what=f"{op.name}: features by rank, before they are joined")
+    return [
+        Step(name=op.name, reads=(part,), writes=(whole,), scratch=(pieces,), module=op.module),
+        Step(name=f"{op.name}.own", reads=(whole.name,), aliases=((output, whole.name),), module=op.module),
+    ]
+
+
 _KERNELS = {
     "norm": norm,
     "linear": lambda ops, context: (
@@ -299,6 +315,7 @@ _KERNELS = {
     "ssm": megatron_mamba.scan,
     "ssm_norm": megatron_mamba.norm,
     "concat": pointwise.concat,
+    "gather_features": gather_features,
     "add_losses": pointwise.concat,
     "loss": megatron_loss.loss,
 }

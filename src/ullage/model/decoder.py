@@ -25,7 +25,7 @@ def build(spec: DecoderSpec) -> Graph:
             runs.append(Run(block=block))
     runs.append(Run(block=head(spec)))
     tied = [("embedding.embed_tokens.weight", "head.lm_head.weight")] if spec.tied else []
-    tied += _repeated(spec, runs[-1].block)
+    tied += [*_repeated(spec, runs[-1].block), *_embeddings_of_predictions(spec)]
     return Graph(name=spec.name, runs=tuple(runs), sizes=_sizes(spec), tied=tuple(tied))
 
 
@@ -35,6 +35,17 @@ def _repeated(spec: DecoderSpec, last: Block) -> Iterator[tuple[str, str]]:
         prefix = f"mtp{depth}_"
         for name in (param.name for param in last.params if param.name.startswith(prefix)):
             yield f"head.mtp0_{name.removeprefix(prefix)}", f"head.{name}"
+
+
+def _embeddings_of_predictions(spec: DecoderSpec) -> Iterator[tuple[str, str]]:
+    """One embedding serves all multi-token prediction modules: the first stage's where they are on it, the head's where that is it."""
+    own = "embed_tokens.weight"
+    for depth in range(1, 1 if spec.mtp_repeated else spec.mtp_layers):
+        yield f"head.mtp0_{own}", f"head.mtp{depth}_{own}"
+    if spec.mtp_layers:
+        yield f"embedding.{own}", f"head.mtp0_{own}"
+        if spec.tied:
+            yield "head.lm_head.weight", f"head.mtp0_{own}"
 
 
 def _sizes(spec: DecoderSpec) -> FrozenMap:
@@ -48,6 +59,8 @@ def _sizes(spec: DecoderSpec) -> FrozenMap:
         "vocab": spec.vocab,
         "positions": spec.max_positions + spec.position_offset,
     }
+    if spec.mtp_layers:
+        sizes["mtp_out"] = spec.hidden
     if spec.latent is not None:
         latent = spec.latent
         sizes |= {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ullage.frozen import FrozenMap
-from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Block, Dim, Op, Tensor
+from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Block, Dim, Op, Param, Tensor
 from ullage.model.layer import layer_ops
 from ullage.model.ops import linear, norm
 from ullage.model.spec import DecoderSpec, Kind, hybrid_kind
@@ -116,10 +116,19 @@ def _prefixed(op: Op, prefix: str, outer: str) -> Op:
 def _mtp_ops(spec: DecoderSpec) -> list[Op]:
     """One multi-token prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2): two norms, a projection, a layer, a loss.
 
-    It reads the stream and the embedding of the next token (counted where the embedding is), and shares the main head.
+    It reads the stream and the embedding of the next token, and shares the main head and the embedding, of which its pipeline stage has a
+    copy (megatron/core/models/gpt/gpt_model.py: pre_process or mtp_process).
     """
     return [
-        norm(spec, "enorm", "x", "e_normed", module="mtp"),
+        Op(
+            name="embed_tokens",
+            kind="embedding",
+            inputs=(),
+            outputs=(Tensor(name="next_embedded", dims=STREAM),),
+            params=(Param(name="embed_tokens.weight", dims=("vocab", "hidden")),),
+            module="mtp",
+        ),
+        norm(spec, "enorm", "next_embedded", "e_normed", module="mtp"),
         norm(spec, "hnorm", "x", "h_normed", module="mtp"),
         Op(
             name="concat",
@@ -131,10 +140,17 @@ def _mtp_ops(spec: DecoderSpec) -> list[Op]:
         linear(
             "eh_proj",
             "joined",
-            Tensor(name="mtp_x", dims=STREAM),
-            ("hidden",),
+            Tensor(name="mtp_part", dims=(BATCH, SEQ, "mtp_out")),
+            ("mtp_out",),
             (2, "hidden"),
-            parallel="replicated",
+            parallel="column",
+            module="mtp",
+        ),
+        Op(
+            name="gather",
+            kind="gather_features",
+            inputs=("mtp_part",),
+            outputs=(Tensor(name="mtp_x", dims=STREAM),),
             module="mtp",
         ),
         *_mtp_layers(spec),
