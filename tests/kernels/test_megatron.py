@@ -317,3 +317,25 @@ def test_experts_without_a_gate_offload_their_rows_too() -> None:
     sparse = next(run.block for run in graph.runs if run.block.name == "layer-moe")
     offloads = {step.name: step.offloads for step in lower(sparse, context_of(job, graph)) if step.offloads}
     assert offloads == {"experts.up_proj": ("rows",)}
+
+
+def test_without_bf16_everything_but_matmuls_is_fp32() -> None:
+    """Megatron-LM's test deepseek_proxy_fsdp_ep2_fsdp2 passes no --bf16: modules of fp32 under te.fp8_autocast, whose outputs have the
+    inputs' type; .float() of fp32 logits copies nothing (tensor_parallel/cross_entropy.py), and all that follows is in place."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": "llama-3.2-1b",
+            "cluster": "8xH100-SXM-80GB",
+            "engine": {"name": "megatron"},
+            "data": {"seq_len": 64},
+            "precision": {"params": "fp32", "compute": "fp8"},
+        }
+    )
+    graph = graph_of(job)
+    context = context_of(job, graph)
+    assert (context.compute, context.residual) == ("fp32", "fp32")
+    steps = lower(graph.runs[-1].block, context)
+    assert steps[-1].saves == steps[-1].reuses == steps[-1].reads == ("logits",)
+    assert [buffer.bytes for buffer in steps[-1].writes] == [4]
+    assert next(step for step in steps if step.made == ("logits",)).writes[0].bytes == 4 * 64 * 128256

@@ -91,7 +91,9 @@ def context_of(job: Job, graph: Graph) -> Context:
     precision = job.precision
     layout = job.layout
     params = model_type(job)
-    compute = precision.compute if precision.compute not in ("fp8", "fp4") else "bf16"
+    compute = precision.compute
+    if compute in ("fp8", "fp4"):  # of all that is not multiplied: Megatron's layers run in the parameters' own type
+        compute = params if job.stack == "megatron" else "bf16"
     return Context(
         sizes=local_sizes(graph, layout, job.data, _capacity(job)),
         stack=job.stack,

@@ -21,17 +21,30 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
     fused = context.loss == "vocab-parallel-fused"
     if fused and context.option("cross_entropy_fusion_impl") == "te":
         return _transformer_engine(op, context)
-    name = f"{output.name}.softmax"
-    softmax = context.buffer(name, LOGITS, "fp32", "softmax of the logits")
-    shifted = context.buffer(f"{name}.shifted", LOGITS, "fp32", "fp32 logits beside their exponentials")
+    shifted = context.buffer(f"{output.name}.shifted", LOGITS, "fp32", "fp32 logits beside their exponentials")
+    beside = (shifted,) if fused else ()
+    moves = _moved(FUSED if fused else NATIVE, context)
+    if context.compute == "fp32":  # .float() copies nothing: softmax and gradient take the logits' own place
+        return [
+            Step(
+                name=op.name,
+                reads=(logits,),
+                writes=(output,),
+                saves=(logits,),
+                scratch=beside,
+                reuses=(logits,),
+                moves=moves,
+            )
+        ]
+    softmax = context.buffer(f"{output.name}.softmax", LOGITS, "fp32", "softmax of the logits")
     return [
         Step(
             name=op.name,
             reads=(logits,),
             writes=(softmax, output),
             saves=(softmax.name,),
-            scratch=(shifted,) if fused else (),
-            moves=_moved(FUSED if fused else NATIVE, context),
+            scratch=beside,
+            moves=moves,
         ),
     ]
 
