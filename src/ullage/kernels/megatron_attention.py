@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ullage.frozen import replace
 from ullage.kernels.megatron_common import is_local
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, SEQ, Op, Tensor
@@ -63,10 +64,8 @@ def _flash(op: Op, context: Context) -> list[Step]:
         steps.append(Step(name=name, reads=(v,), writes=(whole,), module="core_attn"))
         v = whole.name
     output = context.tensor(op.outputs[0], "attention output")
-    transposed = (
-        not is_local(context) and context.size(BATCH) > 1 and runs_flash(context, dropout=bool(op.attrs["dropout"]))
-    )
     result = output
+    transposed = not by_heads and not is_local(context) and runs_flash(context, dropout=bool(op.attrs["dropout"]))
     if by_heads:
         what = "attention output before its all-to-all"
         result = Buffer(f"{output.name}.exchanged", output.bytes, what, output.formula)
@@ -87,8 +86,16 @@ def _flash(op: Op, context: Context) -> list[Step]:
     if by_heads:  # the projection keeps the output after the all-to-all, the attention the one before
         steps.append(Step(name=f"exchange.{output.name}", reads=(result.name,), writes=(output,), module="core_attn"))
     elif transposed:
-        steps.append(Step(name=f"transpose.{output.name}", reads=(result.name,), writes=(output,), module="core_attn"))
+        steps.append(_sequence_first(result.name, output, context))
     return steps
+
+
+def _sequence_first(name: str, output: Buffer, context: Context) -> Step:
+    """The output as the projection reads it; of one sequence it is a view."""
+    step = Step(name=f"transpose.{output.name}", reads=(name,), module="core_attn")
+    if context.size(BATCH) > 1:
+        return replace(step, writes=(output,))
+    return replace(step, aliases=((output.name, name),), passes=(name,), moves=(0, 0))
 
 
 _HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}

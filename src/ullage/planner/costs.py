@@ -286,7 +286,8 @@ class GridCosts:
         key = (kind, recompute.kind, recompute.modules)
         if key not in self._kept:
             one, two = (_kept_bytes(self.kinds[kind], context, recompute) for context in self.contexts)
-            self._kept[key] = (one, two - one)
+            # copies that one sequence does not need: from two on bytes grow by a half of those of two
+            self._kept[key] = (one, min(two - one, two // 2) if two > 2 * one else two - one)
         return self._kept[key]
 
 
