@@ -93,3 +93,22 @@ def test_megatron_fsdp_keeps_gradients_in_the_type_that_it_is_told() -> None:
     name = "main gradients (dense)"
     assert lines(zero=3, **told)[name] == pytest.approx(2 * lines(zero=3)[name], rel=1e-3)
     assert lines(**told)[name] == lines()[name]  # the distributed optimizer has no such argument
+
+
+@pytest.mark.parametrize(("version", "overlaps", "workspaces"), [("0.15.0", 0, 1), ("0.15.0", 1, 3), ("0.18.0", 1, 4)])
+def test_user_buffers_have_workspaces_of_their_own(version: str, overlaps: int, workspaces: int) -> None:
+    """TE 2.9 makes three of one (pytorch/module/base.py, initialize_ub), 2.10 caches get_cublas_workspace by its arguments; 32 MiB and
+    1 KiB each on Hopper."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": MODEL,
+            "cluster": "8xH100-SXM-80GB",
+            "data": {"seq_len": 512},
+            "layout": {"tp": 2, "sp": True},
+            "stack_version": version,
+            "engine": {"name": "megatron", "options": {"tp_comm_overlap": bool(overlaps)}},
+        }
+    )
+    held = {line.what: line.bytes for line in ullage.estimate(job).ledger}
+    assert held["Transformer Engine GEMM workspace"] == pytest.approx(workspaces * (32 * 2**20 + 1024), abs=1024)

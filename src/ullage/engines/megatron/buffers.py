@@ -118,15 +118,20 @@ def workspaces(job: Job, rank: Rank) -> list[Item]:
     experts = any(param.expert for param in rank.params)
     if not local or (experts and _router_in_engine(job)):
         userbuffers = flag(job.engine.options, "tp_comm_overlap", False) and job.layout.tp > 1
-        found = overheads.te_workspace_bytes(device, streams=USERBUFFER_STREAMS if userbuffers else 1)
-        items.append(workspace(found))
+        streams = 1
+        if userbuffers:
+            streams = USERBUFFER_STREAMS + (not before(job.stack_version, USERBUFFERS_APART_SINCE))
+        items.append(workspace(overheads.te_workspace_bytes(device, streams=streams)))
         if job.engine.options.get("moe_grouped_gemm") and experts and not local:
             many = overheads.te_workspace_bytes(device, streams=GROUPED_GEMM_STREAMS)
             items.append(workspace(replace(many, what="Transformer Engine grouped GEMM workspaces")))
     return items
 
 
-USERBUFFER_STREAMS = 3  # the same: with overlapped tensor-parallel communication there are three workspaces
+USERBUFFER_STREAMS = 3  # _NUM_MAX_UB_STREAMS: what overlapped tensor-parallel communication multiplies with
+USERBUFFERS_APART_SINCE = (0, 16)
+"""Whose Transformer Engine, 2.10 and later, has the plain matmuls' workspace beside those three (cpp_extensions/gemm.py,
+get_cublas_workspace: one for each of its arguments); before, initialize_ub made three of the one (module/base.py)."""
 GROUPED_GEMM_STREAMS = 4  # TransformerEngine pytorch/cpp_extensions/gemm.py: one workspace for each compute stream
 DETERMINISTIC_WORKSPACE_BYTES = 8 * 4096 * KIB  # :4096:8 is eight buffers of 4096 KiB
 BLACKWELL_WORKSPACE_SINCE = (0, 16)
