@@ -92,8 +92,11 @@ def context_of(job: Job, graph: Graph) -> Context:
     layout = job.layout
     params = model_type(job)
     compute = precision.compute
-    if compute in ("fp8", "fp4"):  # of all that is not multiplied: Megatron's layers run in the parameters' own type
-        compute = params if job.stack == "megatron" else "bf16"
+    if compute in (
+        "fp8",
+        "fp4",
+    ):  # of all that is not multiplied: Megatron's modules run in the type that they are held in
+        compute = params if job.engine.name == "megatron" else "bf16"
     return Context(
         sizes=local_sizes(graph, layout, job.data, _capacity(job)),
         stack=job.stack,
