@@ -77,6 +77,21 @@ def test_a_step_is_peft_s(model: str, every: bool, number: int) -> None:
     assert closed == pytest.approx(real, rel=0.005)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_frozen_experts_and_routers_keep_no_rows(family: str, recompute: str) -> None:
+    """Adapters of the attention alone: what experts and an fp32 router are given is kept for a weight's gradient that nobody asks for."""
+    closed, real = _compared(
+        {
+            "model": {"model_type": family, **FAMILIES[family]},
+            "precision": "bf16",
+            "recompute": recompute,
+            "lora": {"rank": 8, "targets": ["o_proj"]},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.006)
+
+
 @pytest.mark.parametrize(
     ("model", "precision", "recompute", "dropout", "dtype"),
     [

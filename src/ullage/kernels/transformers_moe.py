@@ -99,7 +99,17 @@ def _fp32_router(tape: Tape, op: Op, source: Value) -> Value:
         matmul(tape, logits.name, wide, [(param.name, param.dims)], logits, rows=True)
     else:
         weight: WeightGrad = context.weight(param.name, param.dims, "fp32", fusable=True)
-        tape.emit(logits.name, (wide,), logits, what="router logits", saves=(wide,), weights=(weight,), op="matmul")
+        serves = {wide.name: (param.name,)}
+        tape.emit(
+            logits.name,
+            (wide,),
+            logits,
+            what="router logits",
+            saves=(wide,),
+            weights=(weight,),
+            serves=serves,
+            op="matmul",
+        )
     scored = tape.cast(logits, "fp32", "router.fp32") if tape.family == "deepseek_v2" else logits
     probs = Value("router.probs", logits.dims, scored.dtype)
     tape.emit(probs.name, (scored,), probs, what="routing scores", saves=(probs,))
@@ -163,7 +173,7 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
     name = str(first.attrs["group"] or first.name)
     inner = first.params[0].dims[-1]
     width = sum(tape.context.size(op.params[0].dims[1]) for op in ops)
-    weight = tape.context.weight(f"{name}.weight", ("experts", width, inner), tape.weight_dtype, fusable=True)
+    weight = tape.context.weight(first.params[0].name, ("experts", width, inner), tape.weight_dtype, fusable=True)
     single = len(ops) == 1
     output = Value(first.outputs[0].name if single else name, (ROUTED, width), tape.weight_dtype)
     offsets = ("dispatch.offsets",) if "dispatch.offsets" in tape.values else ()
@@ -175,6 +185,7 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
         saves=(source, *offsets),
         weights=(weight,),
         backward_scratch=_one_experts_gradient(tape, name, (width, inner)),
+        serves={source.name: (weight.param,)},
     )
     if not single:
         tape.views(output, tuple(replace_dims(op, output) for op in ops))
