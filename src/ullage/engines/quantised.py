@@ -65,8 +65,10 @@ def _nf4_tensor(numel: int) -> list[tuple[str, int, str]]:
 
 
 def _rows(local: LocalParam, graph: Graph) -> int:
-    """Output features of a linear."""
+    """Output features of a linear; of experts, which are one tensor, of all here (axolotl monkeypatch/moe_quant.py)."""
     (op,) = (one for one in local.block.ops if local.param in one.params)
+    if op.kind == "grouped_linear":
+        return local.numel // graph.size(local.param.dims[-1])
     inner = op.attrs["in"]
     assert isinstance(inner, tuple)
     return prod(graph.size(dim) for dim in local.param.dims[: -len(inner)])

@@ -37,6 +37,10 @@ QUANTISED = (*PACKED, "int8")
 """Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
 replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""
 
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PACKS_EXPERTS = "quantize_moe_experts"
+"""axolotl's option (engine.options)."""
+
 _NEOX = {"qkv": "query_key_value", "o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
 _LATENT = {"kv_a_proj": "kv_a_proj_with_mqa"}
 NAMES: dict[str, dict[str, str]] = {
@@ -64,6 +68,11 @@ NAMES: dict[str, dict[str, str]] = {
 
 tests/trace holds them against transformers' classes, but for those whose code is the checkpoint's own (baichuan, chatglm, internlm2).
 """
+
+
+_OF_SOME_MODEL = frozenset(_LLAMA).union(*(of.values() for of in NAMES.values()))
+"""What recipes name together though no model has them all: PEFT leaves out what it does not find beside what it does
+(tuners/tuners_utils.py, inject_adapter)."""
 
 
 def adapters_type(job: Job) -> str:
@@ -116,7 +125,8 @@ def trained(graph: Graph, job: Job) -> Graph:
     if job.lora is not None:
         _refuse_together(job, job.lora)
     types = (adapters_type(job), _seen_as(job), model_type(job)) if job.lora is not None else ("", "", "")
-    return _trained(graph, job.lora, types, job.freeze, _asks_for_input_gradients(job), job.stack)
+    rest = (job.freeze, _asks_for_input_gradients(job), job.stack, packs_experts(job))
+    return _trained(graph, job.lora, types, *rest)
 
 
 def _asks_for_input_gradients(job: Job) -> bool:
@@ -134,16 +144,29 @@ def _seen_as(job: Job) -> str:
 
 @lru_cache(maxsize=64)
 def _trained(
-    graph: Graph, lora: Lora | None, types: tuple[str, str, str], freeze: tuple[str, ...], input_grads: bool, stack: str
+    graph: Graph,
+    lora: Lora | None,
+    types: tuple[str, str, str],
+    freeze: tuple[str, ...],
+    input_grads: bool,
+    stack: str,
+    experts: bool,
 ) -> Graph:
-    """types: of the adapters, as they are kept and as the layer code sees them, and of the model."""
-    found = graph if lora is None else _with_adapters(graph, lora, types, stack)
+    """types: of the adapters, as they are kept and as the layer code sees them, and of the model. experts: packed with the rest."""
+    found = graph if lora is None else _with_adapters(graph, lora, types, stack, experts)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)
 
 
 def _refuse_together(job: Job, lora: Lora) -> None:
-    """What adapters do not go with yet."""
+    """What adapters do not go with, or not yet."""
+    if packs_experts(job) and lora.base not in QUANTISED:
+        raise InvalidInput(
+            f"packs experts as lora.base says, which is {lora.base}",
+            key=f"engine.options.{PACKS_EXPERTS}",
+            value="true",
+            remedy=f"leave it out, or set lora.base to {', '.join(QUANTISED)}",
+        )
     if lora.modules_to_save and job.freeze:
         raise Unsupported(
             "is not modelled beside freeze", key="lora.modules_to_save", value=", ".join(lora.modules_to_save)
@@ -152,7 +175,7 @@ def _refuse_together(job: Job, lora: Lora) -> None:
         raise Unsupported("as a target is not modelled with a loss that has no logits", key="lora.targets", value=HEAD)
 
 
-def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str) -> Graph:
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str, experts: bool) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     if stack == "megatron":
@@ -160,9 +183,10 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack:
     if stack == "litgpt":
         return adapted_litgpt.adapted(graph, lora, types[0], NAMES.get(graph.runs[0].block.family, {}))
     found: set[str] = set()
-    runs = [replace(run, block=_adapted(graph, run.block, lora, types, found)) for run in graph.runs]
+    packed = ("linear", "grouped_linear") if experts else ("linear",)
+    runs = [replace(run, block=_adapted(graph, run.block, lora, types, found, packed)) for run in graph.runs]
     missing = [target for target in lora.targets if target != ALL_LINEAR and target not in found]
-    if missing:
+    if missing and (not found or not set(missing) <= _OF_SOME_MODEL):
         raise InvalidInput(
             "is no linear of this model's layers",
             key="lora.targets",
@@ -173,12 +197,18 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack:
     return trained_in_full(found_graph, lora.modules_to_save, types[2]) if lora.modules_to_save else found_graph
 
 
+def packs_experts(job: Job) -> bool:
+    """Whether experts are packed as the linears beside them are. bitsandbytes' quantizer looks for linears alone, and since 5.0
+    transformers holds all experts in one parameter, which stays as it was loaded; axolotl packs those while they are loaded (docs
+    expert_quantization.qmd, monkeypatch/moe_quant.py), under this name."""
+    return job.lora is not None and bool(job.engine.options.get(PACKS_EXPERTS))
+
+
 def _refuse_base(graph: Graph, job: Job, base: str) -> None:
     """What a quantised base does not go with yet."""
     ops = [op for run in graph.runs for op in run.block.ops]
     if any(op.kind == "grouped_linear" for op in ops):
-        # quantised one by one (transformers before 5), by a patch of the loader, or not at all: one tensor for all of them
-        raise Unsupported("is not modelled for a model with experts yet", key="lora.base", value=base)
+        _refuse_packed_experts(graph, job, base)
     if (
         job.precision.autocast
         and job.precision.params != "fp32"
@@ -193,12 +223,58 @@ def _refuse_base(graph: Graph, job: Job, base: str) -> None:
         )
 
 
+def _refuse_packed_experts(graph: Graph, job: Job, base: str) -> None:
+    one_parameter = job.stack == "transformers" and (job.stack_version is None or job.stack_version.startswith("5"))
+    if not one_parameter:
+        raise Unsupported(
+            "is not modelled for a model with experts that are linears of their own, as before transformers 5",
+            key="lora.base",
+            value=base,
+        )
+    if _is_published_in_linears(graph) and not packs_experts(job):
+        raise Unsupported(
+            "is not modelled for a llama4 whose experts may have been made linears (its 4-bit checkpoints are) or left in 16 bits",
+            key="lora.base",
+            value=base,
+            remedy=f"set engine.options.{PACKS_EXPERTS}: true where they are packed in one parameter",
+        )
+
+
+    if base == "int8" and packs_experts(job) and job.recompute.kind != "none" and _ends_in_experts(graph):
+        # axolotl's hooks do not run where a checkpoint's recomputation stops early, and torch's cache is then never emptied again
+        raise Unsupported(
+            "is not modelled under recomputation for layers that end in experts, whose unpacked weights then stay",
+            key="lora.base",
+            value=base,
+            remedy="use nf4, or recompute none",
+        )
+
+
+def _ends_in_experts(graph: Graph) -> bool:
+    """Whether a layer has no linear behind its routed experts (a shared expert's)."""
+    kinds = [[op.kind for op in run.block.ops] for run in graph.runs]
+    return any("combine" in of and "linear" not in of[of.index("combine") :] for of in kinds)
+
+
+def _is_published_in_linears(graph: Graph) -> bool:
+    return graph.runs[0].block.family == "llama4_text"
+
+
 def unmodelled(lora: Lora) -> dict[str, object]:
     """What of it nothing here knows yet, by key."""
     found: dict[str, object] = {
         "lora.base": lora.base if lora.base not in ("bf16", *QUANTISED) else None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def left_out(job: Job) -> tuple[str, ...]:
+    """A warning of targets that the model has no linear for, where others are there."""
+    if job.lora is None or job.stack not in OF_TRANSFORMERS:
+        return ()
+    known = {*names(model_of(job)), HEAD, ALL_LINEAR}
+    missing = ", ".join(target for target in job.lora.targets if target not in known)
+    return (f"lora.targets = {missing}: no linear of this model is called so; PEFT leaves it out",) if missing else ()
 
 
 def names(graph: Graph) -> Iterator[str]:
@@ -229,11 +305,19 @@ def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
     return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
-def _adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str, str], found: set[str]) -> Block:
-    """found: the targets that were met, which this adds to."""
+def _adapted(
+    graph: Graph,
+    block: Block,
+    lora: Lora,
+    types: tuple[str, str, str],
+    found: set[str],
+    packed: tuple[str, ...],
+) -> Block:
+    """found: the targets that were met, which this adds to. packed: kinds of ops whose weights are kept as ``lora.base``."""
     made: list[Op] = []
     for ops in _called(block):
-        frozen = [_frozen(op, lora.base if block.role == "layer" else "bf16") for op in ops]
+        base = lora.base if block.role == "layer" and ops[0].kind in packed else "bf16"
+        frozen = [_frozen(op, base) for op in ops]
         known = _names(block, ops) if block.role == "layer" else (HEAD,) if ops[0].name == HEAD else ()
         meant = [target for target in lora.targets if target in known]
         found.update(meant)
@@ -244,8 +328,8 @@ def _adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str, str]
 
 
 def _frozen(op: Op, base: str) -> Op:
-    """base: what a linear's weight is kept as; biases, and what is no linear, have the model's type."""
-    kept = base if base in QUANTISED and op.kind == "linear" else None
+    """base: what a weight is kept as; biases have the model's type."""
+    kept = base if base in QUANTISED else None
     return replace(
         op,
         params=tuple(

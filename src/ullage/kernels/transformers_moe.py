@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ullage.kernels import transformers_packed_experts as packed_experts
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
@@ -169,23 +170,27 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
     """One grouped matmul over all experts: saves its rows and the offsets; gate and up are one."""
     first = ops[0]
     tape.module = first.module
-    source = tape.cast(tape[first.inputs[0]], tape.weight_dtype, f"{first.name}.input")
     name = str(first.attrs["group"] or first.name)
     inner = first.params[0].dims[-1]
     width = sum(tape.context.size(op.params[0].dims[1]) for op in ops)
-    weight = tape.context.weight(first.params[0].name, ("experts", width, inner), tape.weight_dtype, fusable=True)
+    whole = packed_experts.whole(tape, first.params[0], name, ("experts", width, inner))
+    dtype = whole.dtype if whole is not None else tape.weight_dtype
+    beside = (whole,) if whole is not None else ()
+    source = tape.cast(tape[first.inputs[0]], dtype, f"{first.name}.input")
+    weight = tape.context.weight(first.params[0].name, ("experts", width, inner), dtype, fusable=True)
     single = len(ops) == 1
-    output = Value(first.outputs[0].name if single else name, (ROUTED, width), tape.weight_dtype)
+    output = Value(first.outputs[0].name if single else name, (ROUTED, width), dtype)
     offsets = ("dispatch.offsets",) if "dispatch.offsets" in tape.values else ()
     tape.emit(
         name if single else f"{name}.mm",
-        (source,),
+        (source, *beside),
         output,
         what=f"{name} output",
-        saves=(source, *offsets),
+        saves=(source, *beside, *offsets),
+        no_grad=beside,
         weights=(weight,),
         backward_scratch=_one_experts_gradient(tape, name, (width, inner)),
-        serves={source.name: (weight.param,)},
+        serves={source.name: (weight.param,), **{one.name: (source.name,) for one in beside}},
     )
     if not single:
         tape.views(output, tuple(replace_dims(op, output) for op in ops))
@@ -244,7 +249,8 @@ def combine(tape: Tape, op: Op) -> Value:
     if final is not output:
         tape.cast(final, output.dtype, output.name)
     names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
-    tape.hold(ordered, final, rows, source, order, tape["rows"], *(tape[name] for name in names if name in tape.values))
+    named = [tape[name] for name in names if name in tape.values]
+    tape.hold(ordered, final, rows, source, order, tape["rows"], *named, *packed_experts.kept(tape))
     return tape.define(output)
 
 

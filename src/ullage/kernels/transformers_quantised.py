@@ -53,7 +53,7 @@ def _linear4bit(tape: Tape, op: Op, name: str, source: Value, dims: tuple[Dim, .
         made,
         what=f"{name} output",
         saves=(cast,) if keeps_inputs(tape.context) else (),
-        scratch=(*whole, *_scales(tape, name, dims)) if double else tuple(whole),
+        scratch=(*whole, *scales(tape, name, dims)) if double else tuple(whole),
         backward_scratch=tuple(whole),
         op=OP,
     )
@@ -113,7 +113,7 @@ def keeps_inputs(context: Context) -> bool:
     return (context.version or until) < until
 
 
-def _scales(tape: Tape, name: str, dims: tuple[Dim, ...]) -> tuple[Buffer, Buffer]:
+def scales(tape: Tape, name: str, dims: tuple[Dim, ...]) -> tuple[Buffer, Buffer]:
     """The scales in fp32, before and after their mean is added."""
     rows = -(-tape.context.numel(dims) // BLOCK)
     return (

@@ -74,7 +74,7 @@ def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], 
         if work.name in packed:
             unpacked = (_unpacked(packed[work.name], context),)
             forward = replace(forward, traffic=(*forward.traffic, *unpacked))
-            if backward != Pass():
+            if backward != Pass() and "experts" not in packed[work.name].dims:  # what is unpacked of experts is kept
                 backward = replace(backward, traffic=(*backward.traffic, *unpacked))
         yield replace(work, forward=forward, backward=backward)
 

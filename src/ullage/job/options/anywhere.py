@@ -11,7 +11,7 @@ OPTIONS: tuple[Option, ...] = table(
     {
         Status.MODELLED: {
             # use_dora, lora_dtype, modules_to_save: read into lora.
-            FLAG: "expandable_segments optimizer_in_bwd use_dora",
+            FLAG: "expandable_segments optimizer_in_bwd use_dora quantize_moe_experts",
             SWITCH: "attention_backend",
             DTYPE: "lora_dtype",
             WORDS: "modules_to_save",
@@ -23,7 +23,7 @@ OPTIONS: tuple[Option, ...] = table(
                 init_lora_weights bnb_4bit_quant_type""",
             DTYPE: "bnb_4bit_compute_dtype",
             FLAG: """
-                use_rslora use_bdlora lora_on_experts quantize_moe_experts autocast_adapter_dtype
+                use_rslora use_bdlora lora_on_experts autocast_adapter_dtype
                 use_reentrant cudnn_benchmark use_cache amsgrad nesterov packed""",
             NUMBER: "beta1 garbage_collection_threshold per_process_memory_fraction",
             COUNT: "max_split_size_mb roundup_power2_divisions torch_empty_cache_steps optimizer_block_size nccl_buffsize",
