@@ -110,6 +110,17 @@ File /env/transformers/trainer.py:2113, in Trainer.evaluate(self, eval_dataset)
    2112 eval_loop = self.evaluation_loop
 -> 2113 output = eval_loop(
 """
+IPYTHON_7 = """\
+OutOfMemoryError                          Traceback (most recent call last)
+[<ipython-input-7-3d62>](https://localhost:8080/#) in <cell line: 1>()
+----> 1 trainer_stats = trainer.train()
+
+[/usr/lib/python3.10/dist-packages/accelerate/utils/operations.py](https://localhost:8080/#) in _convert_to_fp32(tensor)
+    780     def _convert_to_fp32(tensor):
+--> 781         return tensor.float()
+    782
+"""
+CUT = "gpu-13: ret = input.softmax(dim, dtype=dtype)\n"
 PYTEST = """\
 .venv/lib/python3.14/site-packages/transformers/trainer.py:1412: in train
     return inner_training_loop(
@@ -123,11 +134,14 @@ PYTEST = """\
     [
         (RICH, "save", "/env/lib/python3.10/site-packages/torch/distributed/fsdp/_unshard_param_utils.py", ""),
         (IPYTHON, "evaluation", "/env/transformers/trainer.py", "output = eval_loop("),
+        (IPYTHON_7, "loss", "/usr/lib/python3.10/dist-packages/accelerate/utils/operations.py", "return tensor.float()"),
+        (CUT, "attention", "", "ret = input.softmax(dim, dtype=dtype)"),
         (PYTEST, "optimizer", ".venv/lib/python3.14/site-packages/torch/optim/adamw.py", "denom = exp_avg_sq.sqrt()"),
     ],
 )
 def test_tracebacks_as_others_print_them(traceback: str, phase: str, file: str, code: str) -> None:
-    """rich's of lm-sys/FastChat#693, IPython's of NVIDIA-Merlin/Transformers4Rec#693, pytest's of huggingface/trl#5207."""
+    """rich's of lm-sys/FastChat#693, IPython's of NVIDIA-Merlin/Transformers4Rec#693, IPython 7's of unslothai/unsloth#465, one cut down to its
+    last statement of deepspeedai/DeepSpeed#2899, pytest's of huggingface/trl#5207."""
     found = read_input(traceback + OOM)
     assert found.event is not None
     assert (found.phases[0], found.event.called[-1].frame.file, found.event.called[-1].code) == (phase, file, code)

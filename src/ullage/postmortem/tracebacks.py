@@ -15,14 +15,18 @@ Phase = Literal[
 _FRAME = re.compile(
     r'File "(?P<python>[^"\n]{1,300})", line (\d{1,7}), in ([^\s:]{1,120})'
     r"|(?<!\S)File (?P<ipython>[^\s:\"]{1,300}):(\d{1,7}), in ([\w.<>]{1,120})"
+    r"|(?<!\S)\[?(?P<ipython7>[^\s:\"\[\]]{1,300}\.py)(?:\]\(\S{1,100}\))? in ([\w.<>]{1,120})\("
     r"|\u2502 (?P<rich>[^\s\u2502:]{1,300}):(\d{1,7}) in ([^\s\u2502:]{1,120})"
     r"|(?<!\S)(?P<pytest>[^\s:]{1,300}\.py):(\d{1,7}): in (\w{1,120})"
 )
 _CODE = {
+    "ipython7": re.compile(r"\n-{1,9}> \d{1,7} ([^\n]{0,200})"),
     "ipython": re.compile(r"\n-{1,9}> \d{1,7} ([^\n]{0,200})"),
     "rich": re.compile(r"\u2771 *\d{1,7} \u2502([^\n]{0,200})"),
 }
 """The line of code that is marked among its neighbours; elsewhere it is the next one."""
+_STATEMENT = re.compile(r"(?:^|[\s:>])((?:return |[\w.]{1,60}(?:, [\w.]{1,60}){0,5} [-+*/]?= ?)[\w.]{1,100}\([^\n]{0,200})\s*$")
+"""A text's last line where it is code: what people leave of a traceback above its message."""
 _WRAPPED = re.compile(r"(\S) \u2502\r?\n\u2502 (\S)")
 """A path that is longer than rich's box."""
 _BELOW = 2000
@@ -38,12 +42,13 @@ class Called(NamedTuple):
 
 
 def frames_of(text: str) -> tuple[Called, ...]:
-    """The calls of the last traceback in ``text``, outermost first: Python's, and as IPython, rich and pytest print it."""
+    """The calls of the last traceback in ``text``, outermost first: Python's, and as IPython (before version 8 without lines), rich and
+    pytest print it. Of one that was cut down to its last statement, that statement."""
     text = text[text.rfind("Traceback (most recent call last)") :] if "Traceback (most recent" in text else text
     text = _WRAPPED.sub(r"\1\2", text)
     found = []
     for match in _FRAME.finditer(text):
-        file, line, function = (group for group in match.groups() if group is not None)
+        file, *line, function = (group for group in match.groups() if group is not None)
         below = text[match.end() : match.end() + _BELOW]
         style = next(name for name, group in match.groupdict().items() if group is not None)
         if style in _CODE:
@@ -51,7 +56,9 @@ def frames_of(text: str) -> tuple[Called, ...]:
             code = marked[1].strip(" \u2502") if marked is not None else ""
         else:
             code = below[:_LONGEST_CODE].lstrip("\r\n").partition("\n")[0].strip()
-        found.append(Called(Frame(file, function, int(line)), code))
+        found.append(Called(Frame(file, function, int(line[0]) if line else 0), code))
+    if not found and (statement := _STATEMENT.search(text[-_BELOW:])) is not None:
+        return (Called(Frame("", "", 0), statement[1]),)
     return tuple(found[-_MOST_FRAMES:])
 
 
@@ -88,12 +95,12 @@ _RULES = (
           r"torch/optim/|optimizer\.step|adamw?\.py|_multi_tensor_adam|_single_tensor_adam|optim.{0,30}\bstep\b|denom ?="),
     _rule("loss",
           r"cross_?entropy|nll_loss|log_softmax|lm_head|logits(?:\.float|_to_keep| ?=)|compute_loss"
-          r"|\.float\(\).{0,20}logits|from_logits|token_log_?p|log_?probs_from|logsumexp\(logits"),
+          r"|\.float\(\).{0,20}logits|from_logits|token_log_?p|log_?probs_from|logsumexp\(logits|_convert_to_fp32"),
     _rule("pinning", r"\bpin_memory\(|\.pin_memory\b|cudaHostAlloc|cudaHostRegister"),
     _rule("mask",
           r"_expand_mask|expand_mask_4d|_prepare_(?:4d_|decoder_)?\w{0,20}attention_mask|_make_causal_mask|_update_causal_mask"
           r"|create_causal_mask|get_ltor_masks"),
-    _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product"),
+    _rule("attention", r"softmax|baddbmm|attn_weights|attention_scores|eager_attention|core_attention|scaled_dot_product|-> b i j"),
     _rule("experts",
           r"\bexperts?\b|expert_layer|\bmoe_|_moe\b|/moe/|MoEBlock|MoELayer|token_dispatcher|grouped_g?e?mm|permute_tokens"),
     _rule("gather", r"all_gather(?!_object)|unshard|_alloc_padded_unsharded|fetch_sub_module|_prefetch"),
