@@ -13,6 +13,8 @@ from ullage.job.job import Job
 from ullage.job.write import cluster_to_dict
 from ullage.postmortem.with_job import REPLICAS
 
+FLASH_CAPABILITY = (8, 0)
+"""Of a device that torch's flash kernels run on (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 EXPANDABLE = "engine.options.expandable_segments"
 WORK = "data.seq_len"
 MACHINE = "cluster"
@@ -35,7 +37,8 @@ def others(job: Job) -> Iterator[Change]:
     if not job.engine.options.get("expandable_segments"):
         yield {EXPANDABLE: True}
     if job.attention in ("eager", "math"):
-        yield {"attention": "flash"}
+        capability = job.cluster.device.compute_capability
+        yield {"attention": "mem-efficient" if capability is not None and capability < FLASH_CAPABILITY else "flash"}
     if job.engine.name == "deepspeed" and job.engine.zero_stage == 0:
         yield {"engine.zero_stage": 2, "offload.optimizer": "cpu"}
     if keeps_whole_gradients(job):
