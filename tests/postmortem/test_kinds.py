@@ -81,6 +81,8 @@ def first(text: str, job: dict[str, Any] | None = None, *changed: str) -> str:
         ("optimizer-step", "/env/torch/optim/adamw.py", "_multi_tensor_adamw", "x = torch._foreach_sqrt(y)"),
         ("padding-mask", "/env/transformers/models/llama/modeling_llama.py", "_update_causal_mask", "x"),
         ("logits", "/env/torch/nn/functional.py", "cross_entropy", "x"),
+        ("logits", "/env/accelerate/utils/operations.py", "_convert_to_fp32", "return tensor.float()"),
+        ("attention-scores", "/w/ldm/modules/attention.py", "forward", "sim = einsum('b i d, b j d -> b i j', q, k) * self.scale"),
         ("attention-scores", "/env/transformers/models/llama/modeling_llama.py", "eager_attention_forward", "x"),
         ("expert-imbalance", "/env/transformers/models/mixtral/modeling_mixtral.py", "forward", "x = expert_layer(y)"),
         ("expert-imbalance", "/w/megatron/core/transformer/moe/token_dispatcher.py", "token_permutation", "x"),
@@ -272,6 +274,43 @@ def test_what_stands_outside_of_torch() -> None:
     assert kinds(told(allocated=70)) == {"communicators": "likely"}
     assert kinds(told(tried=8, allocated=70)) == {"communicators": "possible"}
     assert "communicators" not in kinds(told(allocated=77))
+
+
+def test_what_torch_counts_and_the_card_has_not_got() -> None:
+    """An engine that sleeps in the same process: no other holds the card (verl-project/verl#3366)."""
+    text = (
+        "CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total capacity of 79.14 GiB of which 49.75 MiB is free. Process 626 "
+        "has 79.04 GiB memory in use. Of the allocated memory {allocated} GiB is allocated by PyTorch, with 86.34 MiB allocated in private "
+        "pools (e.g., CUDA Graphs), and 261.95 MiB is reserved by PyTorch but unallocated."
+    )
+    assert kinds(text.format(allocated=94.21)) == {"foreign-process": "likely"}
+    assert kinds(text.format(allocated=78.10)) == {"card-too-small": "possible"}
+
+
+def test_ranks_on_one_card_of_which_the_driver_says_nothing() -> None:
+    """huggingface/trl#3172: each of eight ranks takes its model to the first card."""
+    siblings = "".join(f"Process {n} has 0 bytes memory in use. " for n in range(11, 18))
+    found = ullage.why(told(tried=0.13, others=siblings, process=0, allocated=10.47, unallocated=0.09))
+    assert (found.causes[0].kind, found.causes[0].certainty) == ("foreign-process", "likely")
+    assert "7 other processes" in found.causes[0].why
+
+
+def test_what_metal_holds_outside_of_torch() -> None:
+    """Comfy-Org/ComfyUI#11584: MPSAllocator tells no capacity, and what Metal holds for this process besides."""
+    text = "MPS backend out of memory (MPS allocated: {} GiB, other allocations: {}, max allowed: 18.00 GiB). Tried to allocate 2.00 GiB"
+    assert kinds(text.format("4.00", "13.00 GiB")) == {"communicators": "likely"}
+    assert kinds(text.format("17.00", "1.00 MiB")) == {"card-too-small": "possible"}
+
+
+def test_a_worker_of_which_ray_knows_no_cause() -> None:
+    """The text names host memory first among three causes, and every death brings it (verl-project/verl, ypwang61/One-Shot-RLVR#14)."""
+    text = (
+        "The actor is dead because its worker process has died. Worker exit detail: Worker unexpectedly exits with a connection error code "
+        "2. End of file. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory "
+        "usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.\n"
+    )
+    assert kinds(text) == {"host-memory": "possible"}
+    assert first(text + told(allocated=70)) == "communicators"
 
 
 def test_pieces() -> None:

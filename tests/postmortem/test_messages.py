@@ -81,6 +81,7 @@ def test_metal_says_gb_and_means_gib() -> None:
         "MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.26 MB, max allowed: 18.13 GB)."
     )
     assert (found.allocated_bytes, found.allowed_bytes) == (int(17.98 * GIB), int(18.13 * GIB))
+    assert found.process_bytes == int(17.98 * GIB) + int(1.26 * MIB)
 
 
 def test_in_a_container_this_process_is_told_as_another() -> None:
@@ -114,6 +115,27 @@ def test_this_process_among_several_is_the_one_that_holds_what_torch_has() -> No
     assert found.other_processes_bytes == 284 * MIB + int(3.40 * GIB) + 258 * MIB
 
 
+def test_processes_of_which_the_driver_hides_what_they_hold() -> None:
+    """huggingface/trl#3172: in a container, 0 bytes of every rank that opened the first card."""
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. "
+        "Process 3427 has 0 bytes memory in use. Process 3423 has 0 bytes memory in use. Including non-PyTorch memory, this process has 0 "
+        "bytes memory in use. Of the allocated memory 10.47 GiB is allocated by PyTorch, and 93.52 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    assert (found.process_bytes, found.other_processes_bytes, found.other_processes_count) == (0, None, 2)
+
+
+def test_this_process_where_torch_counts_more_than_the_card_has() -> None:
+    """verl-project/verl#3366: an engine that sleeps in this process has given back what torch goes on counting."""
+    found = numbers_of(
+        "CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total capacity of 79.14 GiB of which 49.75 MiB is free. Process "
+        "626716 has 79.04 GiB memory in use. Of the allocated memory 94.21 GiB is allocated by PyTorch, with 86.34 MiB allocated in "
+        "private pools (e.g., CUDA Graphs), and 261.95 MiB is reserved by PyTorch but unallocated."
+    )
+    assert (found.process_bytes, found.other_processes_bytes) == (int(79.04 * GIB), None)
+
+
 def test_the_oldest_form() -> None:
     found = numbers_of(
         "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 11.17 GiB total capacity; 10.65 GiB already allocated; "
@@ -128,6 +150,13 @@ def test_the_oldest_form() -> None:
     [
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 4.00 GiB.", "hip-oom"),
         ("RuntimeError: HIP error: out of memory", "hip-oom"),
+        ("rocm_driver.cc:600] failed to allocate 890.06M (933298432 bytes) from device: HIP_ERROR_OutOfMemory", "hip-oom"),
+        ("RuntimeError: Current platform can NOT allocate memory block with size larger than 4GB! Tried to allocate 6.85 GiB", "cuda-oom"),
+        ("RuntimeError: Allocation is out of device memory on current platform.", "cuda-oom"),
+        ("RuntimeError: Native API failed. Native API returns: -5 (PI_ERROR_OUT_OF_RESOURCES)", "cuda-oom"),
+        ("Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.", "cuda-oom"),
+        ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "cuda-oom"),
+        ("how to address the out of memory issue: https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html", "host-oom"),
         ("torch.AcceleratorError: CUDA error: out of memory", "cuda-oom"),
         ("RuntimeError: CUDA driver error: out of memory", "cuda-oom"),
         ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", "cuda-oom"),
@@ -199,6 +228,8 @@ def test_what_kind_of_failure(text: str, recognised: str) -> None:
         ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 2,048 bytes).", GIB),
         ("failed to allocate 10.76G (11553996800 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 11553996800),
         ("PT_DEVMEM Allocation failed for size::939524096 (896)MB", 896 * MIB),
+        ("Allocator ran out of memory trying to allocate 10529419660 Bytes (rounded to 10529419776 Bytes)", 10529419660),
+        ("Allocator (GPU_0_bfc) ran out of memory trying to allocate 520.77MiB.", int(520.77 * MIB)),
     ],
 )  # fmt: skip
 def test_sizes_of_other_allocators(text: str, tried: int) -> None:

@@ -153,6 +153,8 @@ def message(**sizes: float) -> str:
         ("Cuda failure 2 'out of memory'", "communicators"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "communicators"),
         ("ValueError: No available memory for the cache blocks.", "foreign-process"),
+        ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "foreign-process"),
+        ("Current platform can NOT allocate memory block with size larger than 4GB! Tried to allocate 6.85 GiB", "config"),
         ('  File "/env/vllm/worker/worker.py", line 1, in init\n    x = y\nCUDA out of memory.', "foreign-process"),
         ("Upcasted low precision parameters in Llama because mixed precision turned on in FSDP.\nCUDA out of memory.", "config"),
         ("LlamaSdpaAttention. Falling back to the manual attention implementation\nCUDA out of memory.", "attention-scores"),
@@ -393,3 +395,18 @@ def test_what_is_estimated_is_not_told_in_words() -> None:
     assert "activation checkpointing" not in [one.what for one in found.in_words]
     alone = ullage.why('  File "/env/m.py", line 1, in f\n    attn_weights = x\nCUDA out of memory.')
     assert "attn_implementation sdpa or flash_attention_2" in [one.what for one in alone.in_words]
+
+
+def test_attention_is_advised_that_the_card_has_a_kernel_for() -> None:
+    """torch's flash kernels want compute capability 8.0 (sdp_utils.cpp); a V100 has 7.0."""
+    job = {
+        "model": "llama-3.1-8b",
+        "cluster": "8xV100-SXM-32GB",
+        "engine": {"name": "fsdp2"},
+        "precision": "fp16-mixed",
+        "attention": "eager",
+        "data": {"seq_len": 8192},
+    }
+    advice = [dict(one.change) for one in ullage.why("CUDA out of memory.", ullage.read_job(job)).advice]
+    assert {"attention": "mem-efficient"} in advice
+    assert {"attention": "flash"} not in advice

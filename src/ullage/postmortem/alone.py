@@ -9,7 +9,7 @@ from ullage.postmortem.causes import Kind, Reason
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.hints import hinted
 from ullage.postmortem.messages import Numbers
-from ullage.postmortem.signs import CONTRADICTION, ENGINE, LIBRARY, QUANTISED
+from ullage.postmortem.signs import CONTRADICTION, ENGINE, LARGEST, LIBRARY, QUANTISED
 from ullage.units import GIB, format_bytes
 
 _CONTEXT_BYTES = 2 * GIB
@@ -57,6 +57,7 @@ def alone(evidence: Evidence) -> Iterator[Reason]:
     yield from _too_large(evidence.numbers)
     yield from _fragmented(evidence)
     yield from _outside(evidence.numbers)
+    yield from _not_there(evidence.numbers)
     yield from _limit(evidence.numbers)
     yield from _growing(evidence)
     yield from hinted(evidence.hints)
@@ -72,8 +73,8 @@ def _by_sign(evidence: Evidence) -> Iterator[Reason]:
     if event is None:
         return
     if event.recognised == "host-oom":
-        sure = event.weight >= 6
-        yield Reason(kind="host-memory", weight=6.0 if sure else 3.0, why=event.what)
+        weight = 6.0 if event.weight >= 6 else min(3.0, event.weight)
+        yield Reason(kind="host-memory", weight=weight, why=event.what)
     elif event.recognised == "nccl-oom":
         yield Reason(
             kind="communicators",
@@ -92,6 +93,8 @@ def _by_sign(evidence: Evidence) -> Iterator[Reason]:
             weight=2.2,
             why=f"{ENGINE} (gpu_memory_utilization): what else is on the card, a training among it, had the rest",
         )
+    elif event.what == LARGEST:
+        yield Reason(kind="config", weight=1.5, why=f"{LARGEST}, whatever is free of it: in smaller pieces it passes")
     elif event.what == QUANTISED:
         yield Reason(kind="load", weight=2.2, why=QUANTISED)
     elif event.recognised == "cuda-oom" and event.what in LIBRARY:
@@ -153,10 +156,13 @@ def _fragmented(evidence: Evidence) -> Iterator[Reason]:
 
 def _outside(numbers: Numbers) -> Iterator[Reason]:
     """Other processes, and what this one holds outside torch's allocator."""
-    capacity, free, reserved = numbers.capacity_bytes, numbers.sane(numbers.free_bytes), numbers.reserved_bytes
+    capacity = numbers.capacity_bytes or numbers.allowed_bytes  # Metal tells no capacity
+    free, reserved = numbers.sane(numbers.free_bytes), numbers.reserved_bytes or numbers.allocated_bytes
     others, process = numbers.sane(numbers.other_processes_bytes), numbers.sane(numbers.process_bytes)
     if capacity is None:
         return
+    if process is not None and reserved is not None and process < reserved:
+        process = None  # a container may hide what processes hold: 0 bytes of each
     if others is not None and others >= GIB:
         whole = others >= capacity / 2
         count = numbers.other_processes_count
@@ -185,14 +191,30 @@ def _outside(numbers: Numbers) -> Iterator[Reason]:
             ),
         )
     elif others is None and process is None and free is not None and reserved is not None:
-        elsewhere = capacity - free - reserved
+        elsewhere, silent = capacity - free - reserved, numbers.other_processes_count
         if elsewhere >= _CONTEXT_BYTES:
             much = elsewhere >= capacity / 4
             yield Reason(
                 kind="foreign-process",
                 weight=2.5 if much else 1.2,
-                why=f"{format_bytes(elsewhere)} of the card was neither free nor torch's: another process, or communicators",
+                why=f"{format_bytes(elsewhere)} of the card was neither free nor torch's: "
+                + (f"{silent} other processes are told of" if silent else "another process, or communicators"),
             )
+
+
+def _not_there(numbers: Numbers) -> Iterator[Reason]:
+    """What torch counts and the card has not got."""
+    capacity, allocated = numbers.capacity_bytes, numbers.sane(numbers.allocated_bytes)
+    if capacity is None or allocated is None or allocated <= capacity:
+        return
+    pools = numbers.private_pools_bytes is not None
+    yield Reason(
+        kind="foreign-process",
+        weight=2.2 if pools else 1.5,
+        why=f"torch counts {format_bytes(allocated)} as allocated, and the card has {format_bytes(capacity)}: an inference engine in this "
+        "process that sleeps (vLLM, SGLang) gives memory back that goes on being counted; or the driver keeps a part on the host, as on "
+        "Windows",
+    )
 
 
 def _limit(numbers: Numbers) -> Iterator[Reason]:
@@ -254,14 +276,15 @@ def large(numbers: Numbers) -> str:
 
 def full(numbers: Numbers) -> Reason | None:
     """Said where nothing else is: the card was full of live tensors."""
-    if not numbers.allocated_bytes or not numbers.capacity_bytes:
+    capacity = numbers.capacity_bytes or numbers.allowed_bytes
+    if not numbers.allocated_bytes or not capacity:
         return None
-    share = numbers.allocated_bytes / numbers.capacity_bytes
+    share = numbers.allocated_bytes / capacity
     if share < _FULL:
         return None
     return Reason(
         kind="card-too-small",
         weight=1.0,
-        why=f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(numbers.capacity_bytes)} was allocated to live tensors: neither "
+        why=f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(capacity)} was allocated to live tensors: neither "
         "fragmentation nor another process; the job (--job, or --config, --model and --cluster) says which tensors",
     )

@@ -28,6 +28,8 @@ HINTS = (
     Hint("fragmentation", 1.0, b"pytorch allocator cache flushes since last step",
          "the allocator had to give back its cache in steps before: what was free lay in pieces, or the card was all but full"),
     Hint("foreign-process", 1.5, b"gpu_memory_utilization", "an inference engine with a share of a card is in this log"),
+    Hint("foreign-process", 2.2, b"cumem_allocator.cpp",
+         "the allocator of vLLM's sleep mode found no room: an engine was taking back what a training had of its share of the card"),
     Hint("foreign-process", 1.5, b"maximum concurrency for", "an inference engine, which told of its cache's size, is in this log"),
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ullage.frozen import frozen
 from ullage.units import unit_bytes
 
-_SIZE = r"(\d{1,24}(?:,\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes?|[KMGTPE]i?B|B)\b"
+_SIZE = r"(\d{1,24}(?:,\d{3}){0,6}(?:\.\d{1,9})?) ?([Bb]ytes?|[KMGTPE]i?B|B)\b"
 
 
 class Printed(NamedTuple):
@@ -68,7 +68,7 @@ _FIELDS = {
         _Said("CUDA calloc", rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}"),
         _Said("nable to allocate", rf"[Uu]nable to allocate {_SIZE}"),
         _Said("memory allocating", rf"[Oo]ut of memory allocating {_SIZE}"),
-        _Said("trying to allocate", rf"[Oo]ut of memory while trying to allocate {_SIZE}"),
+        _Said("trying to allocate", rf"[Oo]ut of memory (?:while )?trying to allocate {_SIZE}"),
         _Said("ailed to allocate", rf"[Ff]ailed to allocate {_SIZE}"),
         _Said("ailed to allocate", rf"[Ff]ailed to allocate [\d.]{{1,12}}[KMGT] \({_SIZE}\)"),
         _Said("annot allocate", rf"[Cc]annot allocate {_SIZE}"),
@@ -98,6 +98,7 @@ _FIELDS = {
     "reserved": (_Said("reserved in total", rf"{_SIZE} reserved in total"), _Said("cached", rf"{_SIZE} cached")),
     "unallocated": (_Said("but unallocated", rf"{_SIZE} is reserved by \w+ but unallocated"),),
     "private_pools": (_Said("private pools", rf"with {_SIZE} allocated in private pools"),),
+    "metal_elsewhere": (_Said("other allocations", rf"other allocations: {_SIZE}"),),
     "process": (_Said("this process has", rf"this process has {_SIZE} memory in use"),),
     "allowed": (
         _Said("max allowed", rf"max allowed: {_SIZE}"),
@@ -120,7 +121,8 @@ class Numbers:
     """Bytes as the message says them; None: not said. tried_within_bytes: how far rounding in print may have moved ``tried``.
 
     allocated: handed out by the framework; reserved: held from the driver, in use or not; process: all that this process holds, context
-    and libraries included; other_processes: of all others on the card, and how many they are; allowed: a limit set by hand.
+    and libraries included; other_processes: of all others on the card, and how many they are (also where the driver
+    tells of none how much it holds); allowed: a limit set by hand.
     """
 
     tried_bytes: int | None = None
@@ -163,11 +165,15 @@ def numbers_of(text: str) -> Numbers:
     reserved = size.get("reserved")
     if reserved is None and "allocated" in size and "unallocated" in size:
         reserved = size["allocated"] + size["unallocated"]
-    others = [one.bytes for match in _some(_OTHERS, text) if (one := printed(*match.groups())) is not None]
+    told = [one.bytes for match in _some(_OTHERS, text) if (one := printed(*match.groups())) is not None]
+    others = [one for one in told if one]  # a container may hide what processes hold: 0 bytes of each
     process = size.get("process")
+    if process is None and "metal_elsewhere" in size and "allocated" in size:
+        process = size["allocated"] + size["metal_elsewhere"]
     used = size.get("capacity", 0) - size.get("free", 0)
     if process is None and (process := _own(others, reserved or size.get("allocated"), used)) is not None:
         others.remove(process)
+        told.remove(process)
     device = _DEVICE.search(text)
     return Numbers(
         tried_bytes=size.get("tried"),
@@ -177,7 +183,7 @@ def numbers_of(text: str) -> Numbers:
         allocated_bytes=size.get("allocated"),
         reserved_bytes=reserved,
         other_processes_bytes=sum(others) if others else None,
-        other_processes_count=len(others),
+        other_processes_count=len(told),
         process_bytes=process,
         private_pools_bytes=size.get("private_pools"),
         allowed_bytes=size.get("allowed"),
@@ -187,11 +193,11 @@ def numbers_of(text: str) -> Numbers:
 
 def _own(processes: list[int], reserved: int | None, used: int) -> int | None:
     """This process among those of the card. torch knows it by its number, which in a container is another than the driver's: it is then
-    told as any "Process N", and is the one that holds what torch has reserved. used: of the card by all; where it has room for what
-    torch has beside all that are told, this one is not among them."""
+    told as any "Process N", and is the one that holds what torch has reserved, or the most, where torch counts what is not on the card.
+    used: of the card by all; where it has room for what torch has beside all that are told, this one is not among them."""
     if reserved is None or sum(processes) + reserved <= used:
         return None
-    return min((one for one in processes if one >= reserved), default=None)
+    return min((one for one in processes if one >= reserved), default=max(processes, default=None))
 
 
 def _first(ways: tuple[_Said, ...], text: str) -> Printed | None:

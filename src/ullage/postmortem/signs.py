@@ -43,6 +43,11 @@ LIBRARY = (
 QUANTISED = (
     "the quantised model did not fit what is free on the cards, and bitsandbytes takes no part of it on the host"
 )
+UNKNOWN_DEATH = (
+    "a worker of Ray died, and Ray does not know of what: host memory, an end asked for and a crash are what it can be; the worker's own "
+    "log says which"
+)
+LARGEST = "one tensor is larger than the largest buffer of the device"
 ENGINE = "an inference engine found less memory on the card than its share"
 SHARED = "shared memory (/dev/shm) ran out, or a mapped file could not grow"
 WATCHER = "what watches the node's memory (Ray, systemd-oomd, earlyoom, the kubelet) ended a process for it"
@@ -52,8 +57,8 @@ SIGNS = (
           r"DefaultCPUAllocator: (?:can't|not enough|cannot)"),
     _sign("nccl-oom", 5, "NCCL could not allocate its buffers", "cuda failure|cuda calloc",
           r"NCCL WARN.{0,80}(?:Cuda failure.{0,20}out of memory|calloc)|Cuda failure (?:2 )?'out of memory'|Failed to CUDA calloc"),
-    _sign("hip-oom", 9, "torch's allocator found no room on the card", "hip out of memory|hip error",
-          r"HIP out of memory|HIP error: ?(?:hipError)?out ?of ?memory"),
+    _sign("hip-oom", 9, "torch's allocator found no room on the card", "hip out of memory|hip error|hip_error_out",
+          r"HIP out of memory|HIP error: ?(?:hipError)?out ?of ?memory|HIP_ERROR_OutOfMemory"),
     _sign("cuda-oom", 9, "torch's allocator found no room on the card", "out of memory",
           r"(?:CUDA|XPU|NPU|MUSA|MPS backend|CUDA driver error:) out of memory|OutOfMemoryError: .{0,40}Tried to allocate"
           r"|Allocation on device .{0,12} would exceed allowed memory"),
@@ -68,25 +73,27 @@ SIGNS = (
           "resource_exhausted|oom when allocating|out of memory|error_out_of_memory",
           r"RESOURCE_EXHAUSTED: .{0,60}memory|OOM when allocating tensor|Out of memory (?:error on [GX]PU|allocating [\d,]{1,30} bytes)"
           r"|CUDA_ERROR_OUT_OF_MEMORY"),
-    _sign("cuda-oom", 4, "one tensor is larger than the largest buffer of the device", "invalid buffer size",
-          r"Error: Invalid buffer size: "),
+    _sign("cuda-oom", 4, LARGEST, "invalid buffer size|memory block with size larger",
+          r"Error: Invalid buffer size: |can NOT allocate memory block with size larger"),
     _sign("cuda-oom", 4, QUANTISED, "dispatched on the cpu",
           r"modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM"),
     _sign("cuda-oom", 4, ENGINE, "no available memory for the cache|free memory on device|mem-fraction-static|stored in kv cache",
           r"No available memory for the cache blocks|Free memory on device .{0,60}less than desired GPU memory utilization"
           r"|Not enough memory. Please try to increase --mem-fraction-static"
           r"|larger than the maximum number of tokens that can be stored in KV"),
-    _sign("cuda-oom", 4, "the device's runtime found no room on the card", "out_of_device_memory|out_of_resources|pt_devmem",
-          r"OUT_OF_DEVICE_MEMORY|UR_RESULT_ERROR_OUT_OF_RESOURCES|PT_DEVMEM Allocation failed"),
+    _sign("cuda-oom", 4, "the device's runtime found no room on the card",
+          "out_of_device_memory|out of device memory|out_of_resources|pt_devmem|memory_allocation_failure",
+          r"OUT_OF_DEVICE_MEMORY|Allocation is out of device memory|(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|PT_DEVMEM Allocation failed"
+          r"|Memory_Allocation_Failure\(EL0004\)"),
     _sign("cuda-oom", 3, LIBRARY[1], "cublascreate|valid cudnn algorithm",
           r"CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate|Unable to find a valid cuDNN algorithm"),
     _sign("cuda-oom", 4, "no batch size fitted", "no executable batch size|ran out of memory",
           r"No executable batch size found|ran out of memory (?:with|in|on)"),
     _sign("host-oom", 7, "the kernel killed a process for memory", "killed process|oom-kill|oom_kill|oomkilled|oom-killer",
           r"out of memory: kill(?:ed)? process|oom[-_]kill|OOMKilled|invoked oom-killer"),
-    _sign("host-oom", 6, WATCHER, "running low on memory|memory pressure|sending sig|low on resource",
+    _sign("host-oom", 6, WATCHER, "running low on memory|memory pressure|sending sig|low on resource|ray-oom-prevention",
           r"node (?:was )?running low on memory|due to memory pressure|sending SIG(?:TERM|KILL) to process \d.{0,200}badness"
-          r"|low on resource: memory"),
+          r"|low on resource: memory|ray-oom-prevention"),
     _sign("host-oom", 6, "the batch system's limit on host memory was passed",
           "memory limit|exceeded job|exceeded limit|term_memlimit|out_of_me|out of memory",
           r"exceeded (?:job|step|its|the)? ?memory limit|Exceeded (?:job|step) memory|PBS: job killed: .{0,8}mem .{1,40} exceeded limit"
@@ -100,6 +107,7 @@ SIGNS = (
           r"insufficient shared memory \(shm\)|killed by signal: Bus error|Error while creating shared memory segment"
           r"|posix_fallocate failed|unable to write to file </torch_.{1,60}No space left|object store because it is full"),
     _sign("host-oom", 3, SHARED, "exitcode|exit code|return code|sigbus", r"exit ?code *:? *-7\b|return code = -7\b|\bSIGBUS\b"),
+    _sign("host-oom", 1, UNKNOWN_DEATH, "potential root causes", r"some potential root causes\. \(1\)"),
     _sign("host-oom", 3, "a process was killed by signal 9, as the kernel does when host memory runs out",
           "exitcode|exit code|return code|killed|sigkill|signal 9",
           r"exit ?code *:? *(?:-9|137)\b|return code = (?:-9|137)\b|\bSIGKILL\b|signal 9\b|signal: Killed|(?:^"
