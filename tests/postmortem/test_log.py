@@ -134,14 +134,19 @@ PYTEST = """\
     [
         (RICH, "save", "/env/lib/python3.10/site-packages/torch/distributed/fsdp/_unshard_param_utils.py", ""),
         (IPYTHON, "evaluation", "/env/transformers/trainer.py", "output = eval_loop("),
-        (IPYTHON_7, "loss", "/usr/lib/python3.10/dist-packages/accelerate/utils/operations.py", "return tensor.float()"),
+        (
+            IPYTHON_7,
+            "loss",
+            "/usr/lib/python3.10/dist-packages/accelerate/utils/operations.py",
+            "return tensor.float()",
+        ),
         (CUT, "attention", "", "ret = input.softmax(dim, dtype=dtype)"),
         (PYTEST, "optimizer", ".venv/lib/python3.14/site-packages/torch/optim/adamw.py", "denom = exp_avg_sq.sqrt()"),
     ],
 )
 def test_tracebacks_as_others_print_them(traceback: str, phase: str, file: str, code: str) -> None:
-    """rich's of lm-sys/FastChat#693, IPython's of NVIDIA-Merlin/Transformers4Rec#693, IPython 7's of unslothai/unsloth#465, one cut down to its
-    last statement of deepspeedai/DeepSpeed#2899, pytest's of huggingface/trl#5207."""
+    """rich's of lm-sys/FastChat#693, IPython's of NVIDIA-Merlin/Transformers4Rec#693 and unslothai/unsloth#465 (version 7), one cut
+    down to its last statement of deepspeedai/DeepSpeed#2899, pytest's of huggingface/trl#5207."""
     found = read_input(traceback + OOM)
     assert found.event is not None
     assert (found.phases[0], found.event.called[-1].frame.file, found.event.called[-1].code) == (phase, file, code)
