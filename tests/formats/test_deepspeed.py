@@ -9,6 +9,7 @@ import sys
 import pytest
 from tests.formats.jobs import some, written
 
+from ullage.api import check
 from ullage.errors import InvalidInput, UllageError
 from ullage.formats import deepspeed
 from ullage.formats.complete import document_of
@@ -106,6 +107,45 @@ def test_auto_is_left_over_with_who_decides() -> None:
     left = {one.key: one.why for one in read('{"gradient_clipping": "auto", "bf16": {"enabled": "auto"}}').leftovers}
     assert set(left) == {"gradient_clipping", "bf16.enabled"}
     assert all(why.startswith("auto") for why in left.values())
+
+
+def test_auto_of_what_accelerate_fills_in() -> None:
+    """accelerate's examples/deepspeed_config_templates/zero_stage3_config.json; DeepSpeedPlugin of utils/dataclasses.py."""
+    reading = read(
+        '{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto", '
+        '"offload_optimizer": {"device": "auto", "nvme_path": "auto"}, "reduce_bucket_size": "auto"}}'
+    )
+    left = {one.key: one.why for one in reading.leftovers}
+    assert set(left) == {
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_optimizer.nvme_path",
+    }
+    assert all("Accelerate" in why for why in left.values())
+
+
+def test_a_field_s_own_name_is_its_key_as_well() -> None:
+    """DeepSpeedZeroConfig(max_live_parameters=5).max_live_parameters is 5 in 0.19.8 (populate_by_name)."""
+    reading = read('{"zero_optimization": {"stage": 3, "max_live_parameters": 5, "param_persistence_threshold": 7}}')
+    assert not reading.leftovers
+    engine = reading.keys["engine"]
+    assert isinstance(engine, dict)
+    assert engine["options"] == {"stage3_max_live_parameters": 5, "stage3_param_persistence_threshold": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"zero_optimization": {"stagee": 3}}', "DeepSpeed 0.19.8 stops at it"),
+        ('{"fp16": {"enabled": true, "opt_level": "O2"}}', "DeepSpeed 0.19.8 stops at it"),
+        ('{"gradient_clipping": 1.0, "comment": "ours"}', "it changes nothing"),
+    ],
+)
+def test_what_an_unknown_key_does(tmp_path, text: str, what: str) -> None:
+    """DeepSpeedConfig of 0.19.8: extra="forbid" in the models of its sections; the top is a dict."""
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    assert any(what in one.what for one in check(path, ON).findings)
 
 
 def test_unknown_keys_are_left_over_with_the_nearest_name() -> None:

@@ -88,6 +88,12 @@ _FILLED = frozenset(
     | {("scheduler", "params", "total_num_steps"), ("fp16", "enabled"), ("bf16", "enabled")}
 )
 _BY_TRAINER = "auto: the Trainer's own arguments say it, and a flag does here"
+_FILLED_BY_ACCELERATE = frozenset(
+    {(*_ZERO, "stage"), (*_ZERO, "stage3_gather_16bit_weights_on_model_save")}
+    | {(*section, name) for section in (_OFFLOAD_OPTIMIZER, _OFFLOAD_PARAM) for name in ("device", "nvme_path")}
+)
+"""accelerate/utils/dataclasses.py, DeepSpeedPlugin."""
+_BY_ACCELERATE = "auto: Accelerate's own configuration says it, and a flag does here"
 _DROPPED = "auto: nothing fills it in, and DeepSpeed takes its default"
 
 
@@ -127,6 +133,10 @@ def _options() -> dict[Path, str]:
 
 OPTIONS: Mapping[Path, str] = _options()
 _PATHS: Mapping[str, Path] = {name: path for path, name in OPTIONS.items()}
+_FIELDS: Mapping[Path, str] = {
+    (*_ZERO, name.removeprefix("stage3_")): name for (*_, name) in OPTIONS if name.startswith("stage3_")
+}
+"""Pydantic takes the names of its own fields as well (runtime/config_utils.py, populate_by_name)."""
 
 
 _MARKS = re.compile(
@@ -136,7 +146,8 @@ _MARKS = re.compile(
 
 def detect(text: str, name: str) -> bool:
     """JSON, whole or broken, with a key that only DeepSpeed has."""
-    return text.lstrip().startswith(("{", "/", "#")) and _MARKS.search(text) is not None
+    start = text.lstrip()
+    return start.startswith(("{", "/", "#")) and not start.startswith("#!") and _MARKS.search(text) is not None
 
 
 def read(text: str, place: str) -> Reading:
@@ -154,7 +165,7 @@ def read_tree(tree: Tree, place: str) -> Reading:
     _optimizer(keys)
     _degrees(keys)
     _clipping(keys)
-    keys.move_options(OPTIONS, "deepspeed", "transformers")
+    keys.move_options({**OPTIONS, **_FIELDS}, "deepspeed", "transformers")
     batch = Batch(
         **{name: _batch(keys, path) for name, path in (("whole", _WHOLE), ("micro", _MICRO), ("accum", _ACCUM))}
     )
@@ -179,12 +190,14 @@ def _auto(keys: Keys) -> None:
     """``auto`` says that a value is said elsewhere; sizes that follow the hidden size stay, since a job knows the word too."""
     for path in list(keys.tree.leaves):
         if keys.tree.leaves[path] == "auto" and not _follows_hidden(path):
-            keys.leave(path, _BY_TRAINER if path in _FILLED else _DROPPED)
+            by = _BY_TRAINER if path in _FILLED else _BY_ACCELERATE if path in _FILLED_BY_ACCELERATE else _DROPPED
+            keys.leave(path, by)
 
 
 def _follows_hidden(path: Path) -> bool:
-    return path[:1] == _ZERO and (
-        path[-1].startswith("stage3_") or path[-1] in ("reduce_bucket_size", "sub_group_size")
+    return path[:1] == _ZERO and path[-1] in (
+        *("reduce_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
+        *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ullage.engines.changes import answer_to
 from ullage.engines.estimate import Estimate
-from ullage.formats.known import UNKNOWN
+from ullage.formats.known import UNKNOWN, what_then
 from ullage.formats.reading import Finding, Reading, Severity
 from ullage.formats.tree import dotted
 from ullage.job.job import Job
@@ -33,9 +33,8 @@ def _unknown_keys(reading: Reading) -> Iterator[Finding]:
     for one in reading.leftovers:
         if one.why.startswith(UNKNOWN):
             what, _, remedy = one.why.partition("; ")
-            yield Finding(
-                severity="warning", key=one.key, what=f"{what}: it changes nothing", remedy=remedy or "take it out"
-            )
+            then = what_then(reading.format, one.path)
+            yield Finding(severity="warning", key=one.key, what=f"{what}: {then}", remedy=remedy or "take it out")
 
 
 def _key(reading: Reading, key: str) -> str:

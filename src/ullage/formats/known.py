@@ -37,6 +37,16 @@ def why_left(name: str, reader: str) -> Callable[[Path], str]:
     return why
 
 
+def what_then(name: str, path: Path) -> str:
+    """What a key does that its engine does not know. data/NAME.json, ``strict``: the sections in which it stops the engine ("": the top
+    alone, "*": everywhere)."""
+    strict = names(name, "strict")
+    here = "" if len(path) == 1 else path[0]
+    if "*" in strict or here in strict:
+        return str(published(name).get("stops", "it stops there"))
+    return "it changes nothing"
+
+
 UNKNOWN = "no key that"
 
 
