@@ -15,6 +15,7 @@ from ullage.api import check
 from ullage.errors import InvalidInput
 from ullage.formats import accelerate
 from ullage.formats.convert import read_file, read_whole
+from ullage.formats.known import UNKNOWN
 
 ON = ("model=llama-2-7b",)
 
@@ -146,6 +147,25 @@ def test_unknown_and_unread_keys_are_left_over() -> None:
     assert "did you mean num_processes?" in left["num_proceses"]
     assert "fsdp_offload_params" in left["fsdp_config.fsdp_offload_param"]
     assert "does not read this section" in left["deepspeed_config.zero_stage"]
+
+
+@pytest.mark.parametrize("name", ["MULTI_NPU", "MULTI_XPU", "MULTI_HPU"])
+def test_data_parallelism_on_what_is_no_gpu(name: str) -> None:
+    """accelerate/utils/dataclasses.py, DistributedType."""
+    reading = accelerate.read(f"distributed_type: {name}\nnum_processes: 2\n", "a.yaml")
+    assert reading.keys["engine"] == {"name": "ddp"}
+
+
+def test_an_empty_section_is_no_unknown_key() -> None:
+    """configs/accelerate/ddp.yaml of CarperAI/trlx has one of each."""
+    text = "distributed_type: MULTI_GPU\ndynamo_config: {}\nmegatron_lm_config: {}\nfsdp_config: {}\nnonsense: {}\n"
+    unknown = [one.key for one in accelerate.read(text, "a.yaml").leftovers if one.why.startswith(UNKNOWN)]
+    assert unknown == ["nonsense"]
+
+
+def test_a_file_whose_name_no_file_can_have() -> None:
+    text = f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {'9' * 400}.json\n"
+    assert any("is not here" in one.what for one in accelerate.read(text, "a.yaml").findings)
 
 
 def test_an_edit_keeps_order_and_comments(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 
 from ullage.errors import InvalidInput
 from ullage.formats import deepspeed, yaml_text
-from ullage.formats.known import why_left
+from ullage.formats.known import names, why_left
 from ullage.formats.reading import Batch, Keys, Leftover, Reading, lenient_flag, size
 from ullage.formats.tree import Leaves, Path
 from ullage.job import fields
@@ -53,7 +53,15 @@ CANNOT: Mapping[str, str] = {
     "compile": _SCRIPT,
 }
 
-_TYPES = {"NO": "single", "MULTI_GPU": "ddp", "FSDP": "fsdp1", "DEEPSPEED": "deepspeed"}
+_OTHER_DEVICES = ("MULTI_NPU", "MULTI_XPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
+"""Plain data parallelism on what is no GPU (utils/dataclasses.py, DistributedType)."""
+_TYPES = {
+    "NO": "single",
+    "MULTI_GPU": "ddp",
+    "FSDP": "fsdp1",
+    "DEEPSPEED": "deepspeed",
+    **dict.fromkeys(_OTHER_DEVICES, "ddp"),
+}
 _NAMES = {"single": "NO", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}
 _MIXED = {"no": "fp32", "fp16": "fp16-mixed", "bf16": "bf16-mixed", "fp8": "fp8-mixed"}
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -97,12 +105,16 @@ def read(text: str, place: str) -> Reading:
 def _why_left(engine: str) -> Callable[[Path], str]:
     why = why_left("accelerate", "Accelerate")
 
+    sections = {name.partition(".")[0] for name in names("accelerate") if "." in name}
+
     def of(path: Path) -> str:
         if path[:1] == ("fsdp_config",) and not path[-1].startswith("fsdp_") and len(path) == 2:
             path = (path[0], f"fsdp_{path[-1]}")  # the launcher puts the prefix before
         section = {"fsdp_config": ("fsdp1", "fsdp2"), "deepspeed_config": ("deepspeed",)}.get(path[0])
         if section is not None and engine not in section:
             return f"distributed_type is {_NAMES[engine]}, so Accelerate does not read this section"
+        if len(path) == 1 and path[0] in sections:
+            return "a section without keys"
         return why(path)
 
     return of
@@ -237,7 +249,7 @@ def _deepspeed_file(keys: Keys, file: str) -> Batch:
     path = ("deepspeed_config", "deepspeed_config_file")
     beside = FilePath(keys.place).parent / file
     same_folder = FilePath(keys.place).parent / FilePath(file).name
-    found = next((one for one in (beside, same_folder) if one.is_file()), None)
+    found = next((one for one in (beside, same_folder) if _is_file(one)), None)
     if found is None:
         keys.find("warning", ".".join(path), f"{file} is not here", "check that file itself, or put it beside this one")
         return Batch()
@@ -248,6 +260,13 @@ def _deepspeed_file(keys: Keys, file: str) -> Batch:
     keys.leftovers += [Leftover(path=(*path, *one.path), value=one.value, why=one.why) for one in inner.leftovers]
     keys.findings += inner.findings
     return inner.batch
+
+
+def _is_file(path: FilePath) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
 
 
 def _layout(keys: Keys, engine: str) -> None:
