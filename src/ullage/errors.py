@@ -90,11 +90,11 @@ class OutOfMemory(UllageError):
     code = "out-of-memory"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was probably meant to be, or None."""
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name that ``name`` was probably meant to be, or None. likeness: the least, of 1 (difflib's ratio)."""
     import difflib  # only when something is wrong
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
     return matches[0] if matches else None
 
 

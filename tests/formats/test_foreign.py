@@ -35,6 +35,10 @@ def test_a_file_of_a_trainer_is_named_and_not_read(text: str, title: str) -> Non
     [
         ('{"train_batch_size": 8, "gradient_accumulation_steps": 2, "bf16": {"enabled": true}}', "deepspeed"),
         ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 1\n", "accelerate"),
+        (
+            '#!/bin/bash\ncat > ds.json <<X\n{"train_batch_size": 8}\nX\ndeepspeed pretrain.py --num-layers 2 --hidden-size 8\n',
+            "megatron",
+        ),
         ("num-layers: 32\nhidden-size: 4096\nbf16: true\n", "megatron"),
         ("schema: 1\nmodel: {model_type: gpt, hidden_size: 8}\nmodel_type: gpt\n", "job"),
     ],

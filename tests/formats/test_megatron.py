@@ -14,6 +14,7 @@ from ullage.errors import InvalidInput
 from ullage.formats import megatron, shell_text
 from ullage.formats.complete import document_of
 from ullage.formats.convert import read_whole, write_job
+from ullage.formats.known import UNKNOWN
 from ullage.formats.registry import format_named
 from ullage.formats.tree import flat
 from ullage.job.read import read_job
@@ -202,6 +203,71 @@ def test_bad_arguments(text: str, parts: list[str]) -> None:
         megatron.read(text, "args.sh")
     for part in parts:
         assert part in str(error.value)
+
+
+MODEL = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 --seq-length 128 "
+    "--vocab-file gpt2-vocab.json "
+)
+
+
+def said(text: str) -> dict[str, object]:
+    reading = megatron.read(MODEL + text, "run.sh")
+    return {".".join(path): value for path, value in flat(dict(reading.keys), "run.sh").items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "recompute"),
+    [
+        ("--checkpoint-activations", "full"),
+        ("--checkpoint-activations --checkpoint-num-layers 2", "full"),
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 1", 1),
+        ("--recompute-granularity selective", "selective"),
+        ("", None),
+    ],
+)
+def test_old_forms_of_recomputation(text: str, recompute: object) -> None:
+    """megatron/arguments.py of 2021 (bigscience-workshop/Megatron-DeepSpeed still has it) and of v2.7."""
+    found = said(text)
+    assert found.get("recompute", found.get("recompute.layers")) == recompute
+    old = [one for one in megatron.read(MODEL + text, "run.sh").findings if "old form" in one.what]
+    assert bool(old) == ("checkpoint" in text)
+
+
+def test_a_fork_with_deepspeed_s_engine_is_told() -> None:
+    """Megatron-DeepSpeed: none of its own arguments is called a mistake, and its engine is not passed over in silence."""
+    reading = megatron.read(MODEL + "--deepspeed --zero-stage 1 --deepspeed_config ds.json --num-experts 1", "run.sh")
+    assert any(one.key == "--deepspeed" and "Megatron-LM's own" in one.what for one in reading.findings)
+    assert not [one for one in reading.leftovers if one.why.startswith(UNKNOWN)]
+    model = reading.keys["model"]
+    assert isinstance(model, dict)
+    assert "num_experts" not in model
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("--padded-vocab-size 152064 --tensor-model-parallel-size 4", "model.vocab_size", 152064),
+        ("--tensor-model-parallel-size $TP", "model.vocab_size", 50304),
+        ("--position-embedding-type rotary", "model.position", "rope"),
+        ("--position-embedding-type alibi", "model.position", "alibi"),
+        ("--normalization rmsnorm", "model.norm", "rmsnorm"),
+        ("--spec my.module get_spec", "engine.options.spec", "my.module get_spec"),
+    ],
+)
+def test_words_of_forks(text: str, key: str, value: object) -> None:
+    """alibaba/Pai-Megatron-Patch, Megatron-DeepSpeed and THUDM/slime write so; 50304: 50257 of GPT-2, to a multiple of 128."""
+    assert said(text)[key] == value
+
+
+def test_who_says_the_vocabulary_is_in_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(MODEL.replace("--vocab-file gpt2-vocab.json", "--tokenizer-type HuggingFaceTokenizer"))
+    with pytest.raises(
+        InvalidInput, match=r"model.vocab_size: is missing; the tokenizer's files say it; give it: --set"
+    ):
+        check(path, ("cluster=1xA100-SXM-80GB",))
 
 
 def test_unknown_arguments_are_left_over_with_the_nearest_name() -> None:

@@ -34,6 +34,7 @@ def job_of(reading: Reading, document: dict[str, object], overrides: Sequence[st
     except UllageError as error:
         path = origin(reading, error)
         if path is None:
+            error.remedy = reading.elsewhere.get(error.key or "", error.remedy)
             raise
         error.place = f"{reading.where(path)}: {dotted(path)}"
         raise

@@ -13,6 +13,7 @@ from ullage.errors import InvalidInput
 from ullage.formats import shell_text
 from ullage.formats.known import UNKNOWN, published
 from ullage.formats.megatron_model import model_leaves, read_model
+from ullage.formats.megatron_recompute import read_recompute, recompute_leaves
 from ullage.formats.reading import Batch, Keys, Reading, lenient_flag, size
 from ullage.formats.tree import Leaves, Path
 from ullage.job import fields
@@ -79,8 +80,10 @@ _LAUNCHER = (
     "rdzv-id",
 )
 _EAGER = ("unfused", "local")
-_SELECTIVE = ["core_attn"]
-"""What selective recomputes where no modules are named (megatron/core/transformer/transformer_config.py)."""
+_DEEPSPEED: Path = ("--deepspeed",)
+_FORK = (
+    "is Megatron-DeepSpeed's: DeepSpeed's engine shards the states there, and what is read here is Megatron-LM's own"
+)
 
 
 def detect(text: str, name: str) -> bool:
@@ -93,6 +96,9 @@ def read(text: str, place: str) -> Reading:
         if keys.has((old,)):
             keys.find("warning", old, "is the old form", f"write {new}")
     keys.put("engine.name", "megatron")
+    fork = keys.has(_DEEPSPEED)
+    if fork:
+        keys.find("warning", _DEEPSPEED[0], _FORK, "a job file says it: engine.name: deepspeed, stack: megatron")
     _variables(keys)
     _launcher(keys)
     _degrees(keys)
@@ -100,7 +106,7 @@ def read(text: str, place: str) -> Reading:
     keys.move(("--seq-length",), "data.seq_len", size)
     _precision(keys)
     _optimizer(keys)
-    _recompute(keys)
+    read_recompute(keys)
     _attention(keys)
     _loss(keys)
     _options(keys)
@@ -108,7 +114,7 @@ def read(text: str, place: str) -> Reading:
         micro=_number(keys, "--micro-batch-size") or _number(keys, "--batch-size"),
         whole=_number(keys, "--global-batch-size"),
     )
-    keys.rest(_why)
+    keys.rest(_why_in_fork if fork else _why)
     return keys.done(NAME, batch)
 
 
@@ -131,6 +137,12 @@ def _why(path: Path) -> str:
         return "no argument"
     near = nearest(path[0], known)
     return f"{UNKNOWN} Megatron reads" + (f"; did you mean {near}?" if near else "")
+
+
+def _why_in_fork(path: Path) -> str:
+    """What Megatron-LM does not know is the fork's own."""
+    why = _why(path)
+    return "not Megatron-LM's: the fork may read it, and no job says it" if why.startswith(UNKNOWN) else why
 
 
 def _variables(keys: Keys) -> None:
@@ -243,31 +255,6 @@ def _optimizer(keys: Keys) -> None:
             keys.put_option("clip_grad", clip, ("--clip-grad",))
 
 
-def _recompute(keys: Keys) -> None:
-    granularity = keys.take(("--recompute-granularity",), fields.choice("full", "selective"))
-    if _flag(keys, "--recompute-activations"):
-        granularity = granularity or "selective"
-    path: Path = ("--recompute-granularity",)
-    method = keys.take(("--recompute-method",), fields.choice("uniform", "block"))
-    layers = keys.take(("--recompute-num-layers",), fields.integer(0))
-    modules = keys.raw(("--recompute-modules",))
-    if granularity == "full":
-        if method == "block" and layers is not None:
-            keys.put("recompute", {"layers": layers}, ("--recompute-num-layers",))
-        else:
-            keys.put("recompute", "full", path)
-            if layers is not None and layers > 1:
-                keys.put_option("recompute_method", "uniform", ("--recompute-method",))
-                keys.put_option("recompute_num_layers", layers, ("--recompute-num-layers",))
-    elif granularity == "selective":
-        named = (
-            _SELECTIVE
-            if modules is None
-            else [str(one) for one in (modules if isinstance(modules, list) else [modules])]
-        )
-        keys.put("recompute", "selective" if named == _SELECTIVE else {"modules": named}, path)
-
-
 def _attention(keys: Keys) -> None:
     path: Path = ("--attention-backend",)
     backend = keys.take(path, fields.text)
@@ -307,8 +294,8 @@ def _options(keys: Keys) -> None:
         value = keys.tree.leaves[path]
         if kind == "words" and isinstance(value, str):
             value = [scalar(word) for word in value.split()]
-        if kind == "words" and isinstance(value, list) and len(value) == 1:
-            value = value[0]
+        if kind == "words" and isinstance(value, list) and (len(value) == 1 or name == "spec"):
+            value = " ".join(map(str, value)) if name == "spec" else value[0]  # --spec takes a module and a function
         if kind.startswith("flag"):
             value = lenient_flag(value, path[0]) is not (kind == "flag-off")
         try:
@@ -377,24 +364,7 @@ def _recipe_leaves(job: Job) -> dict[Path, object]:
         found["--optimizer-cpu-offload",] = True
     if "attention_backend" not in job.engine.options and job.attention == "eager":
         found["--attention-backend",] = "unfused"
-    return found | _recompute_leaves(job)
-
-
-def _recompute_leaves(job: Job) -> dict[Path, object]:
-    kind = job.recompute.kind
-    if kind in ("full", "layers"):
-        method = "block" if kind == "layers" else "uniform"
-        layers = job.recompute.layers if kind == "layers" else job.engine.options.get("recompute_num_layers", 1)
-        return {
-            ("--recompute-granularity",): "full",
-            ("--recompute-method",): method,
-            ("--recompute-num-layers",): layers,
-        }
-    if kind == "selective":
-        return {("--recompute-granularity",): "selective"}
-    if kind == "modules":
-        return {("--recompute-granularity",): "selective", ("--recompute-modules",): list(job.recompute.modules)}
-    return {}
+    return found | recompute_leaves(job)
 
 
 _SAID_ELSEWHERE = frozenset(

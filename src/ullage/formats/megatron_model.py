@@ -36,10 +36,22 @@ _LATENT: Mapping[str, tuple[str, int]] = {
 
 _DROPOUT = 0.1  # megatron/core/transformer/transformer_config.py, both
 _TOP_K = 2
+_GIVE_VOCABULARY = "give it: --set model.vocab_size=128256"
 _VOCAB_MULTIPLE = 128
 _TOKENIZER_SIZES = {"GPT2BPETokenizer": 50257}
 """What a tokenizer's own files fix; of the others, only the files know."""
-_POSITIONS = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "mrope": "rope", "none": "none"}
+_POSITIONS = {
+    "learned_absolute": "learned",
+    "rope": "rope",
+    "yarn": "rope",
+    "mrope": "rope",
+    "none": "none",
+    "rotary": "rope",
+    "alibi": "alibi",
+}
+"""The last two are words of forks (bigscience-workshop/Megatron-DeepSpeed, alibaba/Pai-Megatron-Patch)."""
+_NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+"""As the forks of DeepSpeed and of Huawei write them too."""
 _PATTERN = re.compile(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\)")
 
 
@@ -55,7 +67,9 @@ def read_model(keys: Keys) -> None:
         return
     keys.put("model.model_type", "gpt")
     for flag, name in _SIZES.items():
-        if keys.move((flag,), f"model.{name}", fields.integer(0)) is not None and flag == "--num-experts":
+        if flag == "--num-experts" and keys.tree.leaves.get((flag,)) == 1:
+            keys.leave((flag,), "one expert, with one for each token, is a dense layer")
+        elif keys.move((flag,), f"model.{name}", fields.integer(0)) is not None and flag == "--num-experts":
             keys.job.setdefault("model", {})
     _heads(keys)
     _parts(keys)
@@ -84,20 +98,22 @@ def _parts(keys: Keys) -> None:
         not on("--untie-embeddings-and-output-weights"),
         ("--untie-embeddings-and-output-weights",),
     )
-    norm = keys.take(("--normalization",), fields.choice("LayerNorm", "RMSNorm")) or "LayerNorm"
+    norm = keys.take(("--normalization",), fields.choice("LayerNorm", "RMSNorm", aliases=_NORMS)) or "LayerNorm"
     keys.put("model.norm", norm.lower(), ("--normalization",))
     written = keys.take(("--position-embedding-type",), fields.choice(*_POSITIONS))
     rotary = on("--use-rotary-position-embeddings")
     bare = on("--no-position-embedding")
     position = _POSITIONS[written] if written else "rope" if rotary else "none" if bare else "learned"
     keys.put("model.position", position, ("--position-embedding-type",))
+    if position == "learned":
+        keys.elsewhere["model.max_position_embeddings"] = "learned positions need --max-position-embeddings"
     for flag, name in (("--hidden-dropout", "hidden_dropout"), ("--attention-dropout", "attention_dropout")):
         value = keys.take((flag,), fields.number(0, 1))
         keys.put(f"model.{name}", _DROPOUT if value is None else value, (flag,))
 
 
 def _experts(keys: Keys) -> None:
-    if ("--num-experts",) not in keys.tree.leaves:
+    if not keys.tree.leaves.get(("--num-experts",)) or keys.tree.leaves[("--num-experts",)] == 1:
         return
     if ("--moe-router-topk",) not in keys.tree.leaves:
         keys.put("model.num_experts_per_tok", _TOP_K)
@@ -126,6 +142,10 @@ def _vocabulary(keys: Keys) -> None:
     tokenizer = str(keys.tree.leaves.get(("--tokenizer-type",), "GPT2BPETokenizer"))
     if tokenizer.startswith("Null"):
         keys.raw(("--tokenizer-type",))
+    path = ("--padded-vocab-size",)  # of forks (alibaba/Pai-Megatron-Patch, MindSpeed-LLM): what the embedding has
+    if (padded := keys.take(path, size)) is not None:
+        keys.put("model.vocab_size", padded, path)
+        return
     path = ("--vocab-size",)
     written = keys.take(path, size)
     vocab = _TOKENIZER_SIZES.get(tokenizer)
@@ -135,16 +155,12 @@ def _vocabulary(keys: Keys) -> None:
         vocab = None
     multiple = keys.take(("--make-vocab-size-divisible-by",), size) or _VOCAB_MULTIPLE
     tp = keys.tree.leaves.get(("--tensor-model-parallel-size",), 1)
-    if vocab is not None and isinstance(tp, int):
-        step = multiple * tp
+    if vocab is not None:
+        step = multiple * (tp if isinstance(tp, int) else 1)
         keys.put("model.vocab_size", -(-vocab // step) * step, path)
     else:
-        keys.find(
-            "warning",
-            "--vocab-size",
-            "is not here: the tokenizer's files say it",
-            "give it: --set model.vocab_size=128256",
-        )
+        keys.find("warning", "--vocab-size", "is not here: the tokenizer's files say it", _GIVE_VOCABULARY)
+        keys.elsewhere["model.vocab_size"] = f"the tokenizer's files say it; {_GIVE_VOCABULARY}"
 
 
 def model_leaves(job: Job) -> dict[str, object]:

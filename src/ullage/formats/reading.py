@@ -56,7 +56,7 @@ class Reading:
     """keys: a job document (docs/job.md), with the model and the cluster missing where the file does not say them.
 
     origins: the dotted job key -> the path in the file that said it; findings: what stands in the file alone; renamed: a key's path
-    today -> as the file writes it.
+    today -> as the file writes it; elsewhere: a job key that the file leaves to another -> who says it, and how to.
     """
 
     format: str
@@ -68,6 +68,7 @@ class Reading:
     batch: Batch = Batch()
     findings: tuple[Finding, ...] = ()
     renamed: Mapping[Path, Path] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def where(self, path: Path) -> str:
         """``ds_config.json, line 12``."""
@@ -86,6 +87,7 @@ class Keys:
         self.origins: dict[str, Path] = {}
         self.leftovers: list[Leftover] = []
         self.findings: list[Finding] = []
+        self.elsewhere: dict[str, str] = {}
 
     def has(self, path: Path) -> bool:
         return path in self._open
@@ -172,6 +174,7 @@ class Keys:
             origins=self.origins,
             batch=batch or Batch(),
             findings=tuple(self.findings),
+            elsewhere=self.elsewhere,
         )
 
 

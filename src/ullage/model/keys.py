@@ -11,6 +11,8 @@ LARGEST_SIZE: Final = 10**7
 LONGEST_CONTEXT: Final = 10**9  # Llama 4 Scout's is above 10^7
 MOST_LAYERS: Final = 10**4
 _LONGEST_VALUE: Final = 60
+_MISSPELT: Final = 0.8
+"""Least likeness of a key to one that is missing: max_position_embeddings is no misspelt tie_word_embeddings."""
 _BEYOND: Final = 2**63  # Python refuses to write a very long integer in decimal
 
 
@@ -174,7 +176,7 @@ class Keys:
         return default
 
     def _missing(self, names: tuple[str, ...]) -> InvalidInput:
-        guess = nearest(names[0], set(self._keys) - self.asked)
+        guess = nearest(names[0], set(self._keys) - self.asked, _MISSPELT)
         remedy = f"is {guess} meant?" if guess else "a model needs it"
         return InvalidInput("is missing", key=f"{self._prefix}.{names[0]}", remedy=remedy)
 
