@@ -17,19 +17,28 @@ TIMEOUT_S = 600.0
 MODEL = {"hidden_size": 128, "intermediate_size": 352, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 1000}
 DATA = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2}
 FOUR_BATCHES = {**DATA, "grad_accum": 4}
+IN_PLACE = {"reduce_in_place": True}
+LARGE = {"hidden_size": 256, "intermediate_size": 1100, "vocab_size": 4096, "tie_word_embeddings": True}
+"""Some of its gradients are reduced by themselves."""
 RESHARDED = {"reshard_after_forward": "always"}
 TP, PP = {"tp": 2}, {"pp": 2}
 SP = {**TP, "sp": True}
 
 
 def job(engine: str, ranks: int = 2, **keys: Any) -> Job:
-    return job_of(engine, ranks, model=MODEL, **{"data": DATA, **keys})
+    model = {**MODEL, **keys.pop("model", {})}
+    return job_of(engine, ranks, model=model, **{"data": DATA, **keys})
 
 
 CASES = {
     "DDP": job("ddp"),
     "DDP, views": job("ddp", options={"gradient_as_bucket_view": True}),
+    "DDP, in place": job("ddp", options=IN_PLACE),
+    "DDP, in place, one micro-batch": job("ddp", options=IN_PLACE, data={**DATA, "grad_accum": 1}),
+    "DDP, in place, tied, large": job("ddp", options=IN_PLACE, model=LARGE, precision="bf16-mixed"),
+    "DDP, in place, adapters": job("ddp", options=IN_PLACE, lora={"rank": 8}, precision="bf16-mixed"),
     "ZeRO-1": job("zero1"),
+    "ZeRO-1, in place": job("zero1", options=IN_PLACE),
     "ZeRO-2": job("fsdp2", zero_stage=2),
     "ZeRO-3": job("fsdp2"),
     "ZeRO-3, one micro-batch": job("fsdp2", data={**DATA, "grad_accum": 1}),

@@ -35,6 +35,7 @@ FOUR_LAYERS = {"num_hidden_layers": 4}
 
 JOBS = {
     "DDP": job_of("ddp", 2),
+    "DDP, in place": job_of("ddp", 2, options={"reduce_in_place": True}),
     "ZeRO-1": job_of("zero1", 2),
     "ZeRO-3": job_of("fsdp2", 2),
     "ZeRO-3, tied": job_of("fsdp2", 2, model=TIED),

@@ -39,6 +39,7 @@ def account_of(**changes: Any) -> tuple[Account, int]:
 
 
 FOREACH = {"name": "adamw", "impl": "foreach"}
+IN_PLACE = {"reduce_in_place": True}
 VIEW = {"gradient_as_bucket_view": True}
 
 
@@ -49,9 +50,10 @@ VIEW = {"gradient_as_bucket_view": True}
         ({"optimizer": FOREACH, "precision": "bf16"}, 8, 12),
         ({"optimizer": FOREACH, "options": VIEW}, 16, 20),
         ({"optimizer": {"name": "adamw", "impl": "fused"}}, 16, 20),
+        ({"optimizer": {"name": "adamw", "impl": "fused"}, "options": IN_PLACE}, 12, 16),
         ({"name": "zero1", "optimizer": FOREACH}, 12, 18),
     ],
-    ids=["fp32", "bf16", "bucket view", "fused", "zero1"],
+    ids=["fp32", "bf16", "bucket view", "fused", "in place", "zero1"],
 )
 def test_bytes_per_parameter(changes: dict[str, Any], steady: float, peak: float) -> None:
     """Parameters, buckets and states between steps; at the peak gradients of their own and the optimizer's temporaries too."""
@@ -68,6 +70,15 @@ def test_accumulation_brings_ordinary_gradients_back_in_spite_of_bucket_views() 
     several, _ = account_of(options=VIEW, optimizer=fused, grad_accum=3)
     assert (several.program.peak_bytes - once.program.peak_bytes) / parameters == pytest.approx(4, rel=0.1)
     assert not net(several.step)
+
+
+def test_gradients_that_are_reduced_in_place_are_those_of_one_device() -> None:
+    """But for a block's small ones, which are put together, next to nothing here: norms."""
+    reduced, parameters = account_of(options=IN_PLACE, grad_accum=2)
+    alone, _ = account_of(name="single", grad_accum=2, cluster="1xH200-SXM-141GB", layout={"dp": 1})
+    assert reduced.static_bytes == alone.static_bytes
+    assert 0 <= reduced.program.peak_bytes - alone.program.peak_bytes < parameters / 100
+    assert not net(reduced.step)
 
 
 def test_buckets_close_with_the_parameter_that_fills_them() -> None:

@@ -116,6 +116,11 @@ def message(source: object, *overrides: str, error: type[UllageError] = UllageEr
         ("data: {global_batch: 8, grad_accum: 1}", Contradiction, ["data.global_batch", "data.grad_accum"]),
         ("data: {seq_len_mean: 5000}", Contradiction, ["data.seq_len_mean = 5000", "4096"]),
         ("engine: {options: {optimizer_in_bwd: true}}", Contradiction, ["grad_clip = true", "set grad_clip: false"]),
+        (
+            "engine: {name: ddp, options: {reduce_in_place: true, bucket_cap_mb: 10}}",
+            Contradiction,
+            ["engine.options.bucket_cap_mb = 10", "reduce_in_place has none", "leave one of them out"],
+        ),
         ("stack: vllm", InvalidInput, ["stack = vllm", "transformers"]),
         ("stack: transformers\nengine: {name: megatron}", Contradiction, ["stack = transformers", "Megatron"]),
     ],

@@ -27,6 +27,7 @@ CASES = [
     Case("llama", "single", "mixed, accumulation, short"),
     Case("gpt2", "single", "eager"),
     Case("llama", "ddp", "fp32, short"),
+    Case("llama", "ddp, in place", "mixed, fused, short"),
     Case("qwen3", "zero1", "for-loop, short"),
     Case("llama", "fsdp2, 2", "accumulation"),
     Case("llama", "fsdp2, 2", "for-loop, short"),

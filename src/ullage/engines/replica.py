@@ -123,11 +123,16 @@ def nothing(micro_batch: int) -> Node:
     return Sequence([])
 
 
+def as_it_is(wrap: Wrap, micro_batch: int) -> Wrap:
+    return wrap
+
+
 @dataclass(kw_only=True)
 class ReplicaStep:
     """One optimizer step. rules(micro_batch): what becomes of a weight gradient there, counted from 0.
 
-    groups: what the optimizer steps. after_forward, after_backward(micro_batch): the engine's own end of each.
+    groups: what the optimizer steps. after_forward, after_backward(micro_batch): the engine's own end of each. around(wrap, micro_batch):
+    what it does around the blocks of a backward.
     keeps: whether gradients are tensors of their own that zero_grad frees.
     """
 
@@ -139,6 +144,7 @@ class ReplicaStep:
     rules: Callable[[int], GradRule] = keep
     after_forward: Node = EMPTY
     after_backward: Callable[[int], Node] = nothing
+    around: Callable[[Wrap, int], Wrap] = as_it_is
     keeps: bool = True
 
     def program(self) -> Node:
@@ -161,25 +167,25 @@ class ReplicaStep:
         counts: dict[Item, int] = {}
         for element in self.elements:
             for name, item in self.replayer.element_program(element, replace(rule, mode="keep", temporaries=())).grads:
-                if (element.block.name, name) not in self._tied:
+                if (element.block.name, name) not in self.tied:
                     counts[item] = counts.get(item, 0) + 1
         return list(counts.items())
 
     @property
-    def _tied(self) -> dict[tuple[str, str], tuple[str, str]]:
+    def tied(self) -> dict[tuple[str, str], tuple[str, str]]:
         """(block, weight) -> the (block, weight) of a later block that is the same storage."""
         pairs = [[tuple(name.split(".", 1)) for name in pair] for pair in self.graph.tied]
         return {(first[0], first[1]): (second[0], second[1]) for first, second in pairs}
 
     def _rule(self, number: int) -> GradRule:
-        pending = frozenset(weight for pair in self._tied.items() for _, weight in pair)
+        pending = frozenset(weight for pair in self.tied.items() for _, weight in pair)
         return replace(self.rules(number), pending=pending)
 
     def _micro_batch(self, number: int) -> Node:
         rule = self._rule(number)
         before = self._counted(stacks.left, "its forward to the loss of the next micro-batch")
         forward = [*(alloc(*one) for one in before), *self._forward(rule), *(free(*one) for one in before)]
-        backward = [*self._backward(rule), self.after_backward(number)]
+        backward = [*self._backward(rule, number), self.after_backward(number)]
         return Sequence(
             [
                 Sequence([*forward, self.after_forward], "forward", ("F", 0)),
@@ -195,7 +201,7 @@ class ReplicaStep:
         inner = chunks.forward(elements, self.replayer, self._offloading(Wrap()), rule)
         return [*received, inner, chunks.leave_context(elements, self.replayer, rule), *sent]
 
-    def _backward(self, rule: GradRule) -> list[Node]:
+    def _backward(self, rule: GradRule, number: int) -> list[Node]:
         part, elements = self.rank.chunks[0], self.elements
         named = self._named()
         received: list[Node] = [alloc(boundary_grad(self._stream_bytes(elements[-1].block.output)))]
@@ -204,7 +210,7 @@ class ReplicaStep:
             received, end = [alloc(_ROOT), alloc(boundary_grad(_SCALAR))], [free(_ROOT), free(boundary(_SCALAR))]
         first = elements[0].block.input
         sent = [] if part.first or not first.grad else [free(boundary_grad(self._stream_bytes(first)))]
-        inner = chunks.backward(elements, self.replayer, self._around(rule), rule)
+        inner = chunks.backward(elements, self.replayer, self._around(rule, number), rule)
         return [*received, *(alloc(*one) for one in named), inner, *sent, *end, *(free(*one) for one in named)]
 
     def _stream_bytes(self, tensor: Tensor) -> int:
@@ -224,8 +230,8 @@ class ReplicaStep:
                 counts[item] = counts.get(item, 0) + 1
         return list(counts.items())
 
-    def _around(self, rule: GradRule) -> Wrap:
-        return self._offloading(_Joins(self._twins(rule), rule))
+    def _around(self, rule: GradRule, number: int) -> Wrap:
+        return self._offloading(self.around(_Joins(self._twins(rule), rule), number))
 
     def _offloading(self, wrap: Wrap) -> Wrap:
         return offloaded.around(self.job, self.replayer.context, wrap)
@@ -238,7 +244,7 @@ class ReplicaStep:
     def _twins(self, rule: GradRule) -> dict[tuple[str, str], tuple[Item, bool]]:
         """For each tied weight the gradient that the later block left, and whether it is a view."""
         found = {}
-        for first, (block, weight) in self._tied.items():
+        for first, (block, weight) in self.tied.items():
             for element in self.elements:
                 if element.block.name == block:
                     program = self.replayer.element_program(element, rule)

@@ -83,6 +83,15 @@ def _optimizer_in_backward(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield contradiction("data.grad_accum", job.data.grad_accum, what, "use 1, or a larger micro_batch")
 
 
+def _reduced_in_place(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.engine.options.get("reduce_in_place") is not True:
+        return
+    for name in ("bucket_cap_mb", "gradient_as_bucket_view"):
+        if name in job.engine.options:
+            what = "is of DDP's buckets, and reduce_in_place has none"
+            yield contradiction(f"engine.options.{name}", job.engine.options[name], what, "leave one of them out")
+
+
 def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
     capability = job.cluster.device.compute_capability
     if capability is None:
@@ -98,4 +107,4 @@ def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield infeasible("precision", "fp8", what, "use bf16-mixed, or an H100 or newer")
 
 
-CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _precision)
+CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision)

@@ -47,6 +47,7 @@ MODELS: Mapping[str, object] = {
 ENGINES: Mapping[str, Mapping[str, object]] = {
     "single": {"engine": "single"},
     "ddp": {"engine": "ddp", "layout": {"dp": 4}},
+    "ddp, in place": {"engine": {"name": "ddp", "options": {"reduce_in_place": True}}, "layout": {"dp": 4}},
     "zero1": {"engine": "zero1", "layout": {"dp": 4}},
     "fsdp2, 2": {"engine": {"name": "fsdp2", "zero_stage": 2}, "layout": {"dp": 4}},
     "fsdp2, 3": {"engine": {"name": "fsdp2", "zero_stage": 3}, "layout": {"dp": 4}},

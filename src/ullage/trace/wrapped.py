@@ -108,6 +108,10 @@ def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
         return model
     if job.engine.name == "fsdp2":
         return _sharded(job, model, mesh)
+    if job.engine.options.get("reduce_in_place"):
+        from ullage.trace.replicas import Replica
+
+        return Replica(model, layers_of(model))
     from torch.nn.parallel import DistributedDataParallel
 
     given: dict[str, Any] = {name: job.engine.options[name] for name in _OF_DDP if name in job.engine.options}
@@ -141,7 +145,12 @@ def layers_of(model: nn.Module) -> Iterator[nn.Module]:
 
 def unsynced(job: Job, model: Any, *, last: bool) -> AbstractContextManager[Any]:
     """Gradients are reduced in the last micro-batch alone, as accelerate does (Accelerator.no_sync), unless sync_each_batch."""
-    if job.layout.dp == 1 or last:
+    if job.layout.dp == 1:
+        return nullcontext()
+    if job.engine.options.get("reduce_in_place"):
+        reduced: AbstractContextManager[Any] = model.reduced() if last else nullcontext()
+        return reduced
+    if last:
         return nullcontext()
     if job.engine.name == "fsdp2":
         return nullcontext() if job.engine.options.get("sync_each_batch") else _unreduced(model)

@@ -31,7 +31,7 @@ HALVED = ("zb-h1", "zbv", "dualpipev")
 """Those that halve backwards, which take a list of stages."""
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
-_OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb")
+_OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb", "reduce_in_place")
 _OF_DEEPSPEED = """
     reduce_bucket_size overlap_comm contiguous_gradients sub_group_size stage3_prefetch_bucket_size
     stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters

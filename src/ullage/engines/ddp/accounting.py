@@ -3,6 +3,8 @@
 ``gradient_as_bucket_view`` (off by default): ``.grad`` is a view of its bucket, so a gradient goes once it has been copied there.
 Accumulation runs its first micro-batches under no_sync: those gradients are ordinary tensors (zero_grad sets them to None), views or
 not, and the last backward adds to them before it puts the sum into the bucket.
+
+``reduce_in_place`` (ullage's own trainer): there are no buckets, and gradients are those of one device (in_place.py).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, flag
 from ullage.engines.ddp.buckets import bucket
+from ullage.engines.ddp.in_place import PutTogether
 from ullage.engines.ddp.partition import fullest
 from ullage.engines.replica import ReplicaStep, beside, held_parameters, keep, master, refuse, replayer_of, states
 from ullage.job.job import Job
@@ -25,7 +28,8 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     whole = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
     groups = fullest(whole, job.layout.dp) if job.engine.name == "zero1" else whole
     moments = states(job, groups)
-    held = [*held_parameters(job, rank), *master(job, rank), bucket(job, rank), *beside(job, context)]
+    buckets = [] if _in_place(job) else [bucket(job, rank)]
+    held = [*held_parameters(job, rank), *master(job, rank), *buckets, *beside(job, context)]
     step = _step(job, graph, rank, groups)
     return Account(
         static=(*((item, 1) for item in held if item.bytes), *moments),
@@ -39,9 +43,12 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
 def _step(job: Job, graph: Graph, rank: Rank, groups: tuple[optimizers.Group, ...]) -> ReplicaStep:
     views = flag(job.engine.options, "gradient_as_bucket_view", False)
     step = ReplicaStep(job=job, graph=graph, rank=rank, replayer=replayer_of(job, graph), groups=groups)
+    last = job.data.grad_accum - 1
+    if _in_place(job):
+        tied = frozenset(step.tied.values())
+        step.around = lambda wrap, micro_batch: PutTogether(wrap, tied) if micro_batch == last else wrap
     if not views:
         return step
-    last = job.data.grad_accum - 1
 
     def into_buckets(micro_batch: int) -> GradRule:
         return GradRule(mode="add") if micro_batch == last else keep(micro_batch)
@@ -54,3 +61,7 @@ def _step(job: Job, graph: Graph, rank: Rank, groups: tuple[optimizers.Group, ..
 
     step.rules, step.after_backward, step.keeps = into_buckets, after, False
     return step
+
+
+def _in_place(job: Job) -> bool:
+    return flag(job.engine.options, "reduce_in_place", False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ullage.job import fields
 from ullage.job.options.spec import ANY, COUNT, DTYPE, FLAG, RESHARD, SWITCH, TEXT, WORDS, Option, Status, table
 
+# reduce_in_place: of `ullage train`, which then reduces gradients itself (trace/replicas.py).
 _DDP = table(
     {
-        Status.MODELLED: {COUNT: "bucket_cap_mb", FLAG: "gradient_as_bucket_view"},
+        Status.MODELLED: {COUNT: "bucket_cap_mb", FLAG: "gradient_as_bucket_view reduce_in_place"},
         Status.NOT_MODELLED: {
             FLAG: "find_unused_parameters static_graph parameters_as_bucket_view overlap_with_ddp",
             COUNT: "first_bucket_cap_mb broadcast_bucket_size",
