@@ -74,9 +74,9 @@ class Contender:
         )
 
 
-TECHNIQUES = {  # ullage's first; it has no checkpoints under DeepSpeed yet, so that it trains with torch's engines
+TECHNIQUES = {  # ullage's first
     "replicas": (
-        Contender(name="ullage ddp", engine={"name": "ddp", "options": {"gradient_as_bucket_view": True}}),
+        Contender(name="ullage ddp", engine={"name": "ddp", "options": {"reduce_in_place": True}}),
         Contender(name="DDP", by_hand=ddp),
         Contender(name="DeepSpeed", by_hand=partial(deepspeed, stage=0)),
     ),
