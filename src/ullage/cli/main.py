@@ -68,7 +68,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; argv: the arguments after the program's name (None: those of the process). Returns the exit status."""
     gc.set_threshold(_GARBAGE)
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _own(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to stop
@@ -94,6 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv is None
         ):  # the process ends: its memory goes back as a whole, and need not be looked through for garbage
             gc.freeze()
+
+
+def _own(arguments: list[str]) -> list[str]:
+    """Without what DeepSpeed's launcher puts before them, and into LOCAL_RANK too (deepspeed/launcher/launch.py, --no_local_rank)."""
+    launchers = f"--local_rank={os.environ.get('LOCAL_RANK')}"
+    return arguments[1:] if arguments[:1] == [launchers] else arguments
 
 
 def _run(arguments: list[str]) -> int:
