@@ -38,10 +38,30 @@ def test_no_launcher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"), [("gpu[07-09,12],login", "gpu07"), ("a1,a2", "a1"), ("node3", "node3"), ("r[2,4]n", "r2")]
+    ("nodes", "first"),
+    [
+        ("node[01-03,7]", "node01"),
+        ("gpu[07-09,12],login", "gpu07"),
+        ("a1,a2", "a1"),
+        ("node3", "node3"),
+        ("r[2,4]n", "r2n"),
+        ("rack[2,4]-n[1-3]", "rack2-n1"),
+    ],
 )
 def test_the_first_node(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize("nodes", ["gpu[07", "[a-b]", "gpu]7", ""])
+def test_what_is_no_list_of_nodes(nodes: str) -> None:
+    with pytest.raises(InvalidInput, match="SLURM_STEP_NODELIST"):
+        first_node(nodes)
+
+
+def test_a_step_of_srun_may_have_other_tasks_than_its_job() -> None:
+    found = place({**SLURM, "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
+    assert found is not None
+    assert found.local_world == 4
 
 
 def test_a_launcher_that_says_nonsense() -> None:

@@ -44,7 +44,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
         )
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", "1") > 1:
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "localhost"
-        per_node = environment.get("SLURM_TASKS_PER_NODE") or environment["SLURM_NTASKS"]
+        of_job = environment.get("SLURM_TASKS_PER_NODE") or environment["SLURM_NTASKS"]
+        per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or of_job
         return Place(
             rank=_number(environment, "SLURM_PROCID"),
             local_rank=_number(environment, "SLURM_LOCALID", "0"),
@@ -57,11 +58,11 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def first_node(nodes: str) -> str:
-    """The first of a SLURM node list: ``gpu[07-09,12],login`` -> ``gpu07``."""
-    found = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    if found is None:
+    """The first of a SLURM node list: ``gpu[07-09,12],login`` -> ``gpu07``, ``rack[2,4]-n[1-3]`` -> ``rack2-n1``."""
+    found = re.match(r"(?:[^\[\],\s]|\[\d[^\[\]]*\])+", nodes)
+    if found is None or nodes[found.end() :][:1] not in ("", ","):
         raise InvalidInput("is no list of nodes", key="SLURM_STEP_NODELIST", value=nodes[:80])
-    return found[1] + (found[2] or "")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", found[0])
 
 
 def is_first(environment: Mapping[str, str] = os.environ) -> bool:
