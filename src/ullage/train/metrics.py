@@ -14,7 +14,7 @@ from ullage.train.answers import Step
 
 FILE = "metrics.jsonl"
 BOARD = "tensorboard"
-_ON_BOARD = ("loss", "lr", "grad_norm", "loss_scale", "tokens_per_s", "mfu", "memory_bytes")
+_NOT_ON_BOARD = ("step", "steps", "skipped")
 
 
 class Metrics:
@@ -40,9 +40,9 @@ class Metrics:
         except OSError as error:
             raise self._full(error) from None
         if self._board is not None:
-            for name in _ON_BOARD:
-                if row[name] is not None:
-                    self._board.add_scalar(name, row[name], step.step)
+            for name, value in row.items():
+                if name not in _NOT_ON_BOARD and value is not None:
+                    self._board.add_scalar(name, value, step.step)
 
     def __enter__(self) -> Metrics:
         return self
