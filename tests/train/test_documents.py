@@ -14,7 +14,7 @@ from ullage.errors import InvalidInput, Unsupported
 from ullage.train.documents import _tokenizer, prepare, token_files
 from ullage.train.settings import Training
 
-JOB = job_of("single", 1)  # a vocabulary of 384
+JOB = job_of("single", 1, data={"seq_len": 4})  # a vocabulary of 384
 
 
 @pytest.fixture(scope="module")

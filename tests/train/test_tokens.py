@@ -45,7 +45,7 @@ def test_the_seed_draws_the_same_again() -> None:
         ("empty.bin", b"", "is empty"),
         ("odd.bin", b"abc", "no whole number of uint16"),
         ("torn.npy", b"\x93NUMPY\x01", "cannot be read"),
-        ("short.bin", b"\0\0\0\0", "hold 2 tokens, and no sequence of data.seq_len = 4"),
+        ("short.bin", b"\0\0\0\0", "short.bin: 2 tokens, which make no sequence of data.seq_len = 4; give it more"),
         ("large.bin", b"\xff\xff" * 8, "token 65535"),
         ("missing.bin", None, "No such file"),
     ],

@@ -22,7 +22,7 @@ from ullage.errors import InvalidInput, Unsupported
 from ullage.job.job import Job
 from ullage.train.batches import vocabulary
 from ullage.train.settings import Training
-from ullage.train.tokens import TOKEN_FILES, type_of_bin
+from ullage.train.tokens import TOKEN_FILES, too_short, type_of_bin
 from ullage.units import MIB
 
 TEXTS = (".txt",)
@@ -61,6 +61,7 @@ def prepare(job: Job, training: Training) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
+            whole = 0
             for path in training.data:
                 count = 0
                 for ids in _documents(path, folder):
@@ -68,6 +69,9 @@ def prepare(job: Job, training: Training) -> None:
                     count += len(ids)
                 if not count:
                     raise InvalidInput("is empty", key="--data", value=str(path))
+                whole += count
+            if whole < job.data.seq_len:
+                raise too_short(training.data, whole, job.data.seq_len)
             file.flush()
             os.fsync(file.fileno())
         part.rename(target)

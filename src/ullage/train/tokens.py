@@ -48,12 +48,7 @@ class Packed:
         self.ends = np.cumsum([len(array) // seq_len for _, array in self.files])
         self.count = int(self.ends[-1])
         if not self.count:
-            held = sum(len(array) for _, array in self.files)
-            raise InvalidInput(
-                f"hold {held} tokens, and no sequence of data.seq_len = {seq_len}",
-                key="--data",
-                value=", ".join(map(str, paths))[:200],
-            )
+            raise too_short(paths, sum(len(array) for _, array in self.files), seq_len)
 
     def sequence(self, number: int) -> torch.Tensor:
         epoch, place = divmod(number, self.count)
@@ -76,6 +71,15 @@ class Packed:
 @lru_cache(maxsize=2)
 def _order(count: int, seed: int, epoch: int) -> Any:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
+
+
+def too_short(paths: Sequence[Path], count: int, seq_len: int) -> InvalidInput:
+    return InvalidInput(
+        f"{count} tokens, which make no sequence of data.seq_len = {seq_len}",
+        key="--data",
+        value=", ".join(map(str, paths))[:200],
+        remedy="give it more, or set a smaller data.seq_len",
+    )
 
 
 def type_of_bin(vocab: int) -> np.dtype[Any]:
