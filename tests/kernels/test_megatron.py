@@ -90,6 +90,25 @@ def test_flash_attention_keeps_its_output_beside_the_projections_copy(batch: int
     assert more == pytest.approx(2 * copy * batch / BATCH)
 
 
+@pytest.mark.parametrize(("backend", "expanded"), [("flash", 2), ("fused", 0)])
+def test_flash_attention_makes_key_and_value_gradients_of_every_query_head(backend: str, expanded: int) -> None:
+    """csrc/flash_attn/flash_api.cpp, mha_bwd: dk_expanded and dv_expanded where num_heads_k != num_heads."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": "llama-3.2-1b",
+            "cluster": "8xH100-SXM-80GB",
+            "engine": {"name": "megatron", "options": {"attention_backend": backend}},
+            "data": {"seq_len": 256},
+        }
+    )
+    graph = graph_of(job)
+    layer = next(run.block for run in graph.runs if run.block.role == "layer")
+    (step,) = [one for one in lower(layer, context_of(job, graph)) if one.name == "attention"]
+    sizes = [buffer.bytes for buffer in step.backward_scratch if "expanded" in buffer.name]
+    assert sizes == [2 * 256 * 32 * 64] * expanded
+
+
 @pytest.mark.parametrize(
     ("capability", "options", "dropout", "flash"),
     [

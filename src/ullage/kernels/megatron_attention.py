@@ -5,7 +5,8 @@ from __future__ import annotations
 from ullage.frozen import replace
 from ullage.kernels.megatron_common import is_local
 from ullage.kernels.step import Buffer, Context, Step
-from ullage.model.graph import BATCH, SEQ, Op, Tensor
+from ullage.kernels.transformers_attention import flash_backward
+from ullage.model.graph import BATCH, SEQ, Op
 
 
 def rope(ops: tuple[Op, ...], context: Context) -> list[Step]:
@@ -65,7 +66,11 @@ def _flash(op: Op, context: Context) -> list[Step]:
         v = whole.name
     output = context.tensor(op.outputs[0], "attention output")
     result = output
-    transposed = not by_heads and not is_local(context) and runs_flash(context, dropout=bool(op.attrs["dropout"]))
+    flash = not is_local(context) and runs_flash(context, dropout=bool(op.attrs["dropout"]))
+    transposed = flash and not by_heads
+    shared_heads = flash and context.size("kv_heads") < context.size(
+        "heads"
+    )  # of which cuDNN adds up the gradients itself
     if by_heads:
         what = "attention output before its all-to-all"
         result = Buffer(f"{output.name}.exchanged", output.bytes, what, output.formula)
@@ -79,7 +84,7 @@ def _flash(op: Op, context: Context) -> list[Step]:
             reads=(q, k, v),
             writes=(result, lse),
             saves=(q, k, v, result.name, lse.name),
-            backward_scratch=_flash_backward(op.outputs[0], context),
+            backward_scratch=flash_backward(context, shared_heads=shared_heads),
             module="core_attn",
         )
     )
@@ -108,16 +113,6 @@ def _exchange(letter: str, name: str, context: Context) -> Step:
         f"{name}.exchanged", (BATCH, SEQ, _HEADS[letter], dim), what=f"{letter} after the all-to-all over heads"
     )
     return Step(name=f"exchange.{name}", reads=(name,), writes=(moved,), module="core_attn")
-
-
-def _flash_backward(output: Tensor, context: Context) -> tuple[Buffer, ...]:
-    """FlashAttention-2's backward accumulates dq in fp32 and keeps one fp32 row statistic a head (csrc/flash_attn/flash_api.cpp)."""
-    return (
-        context.buffer(
-            "dq_accumulator", (BATCH, SEQ, "heads", "head_dim"), "fp32", "fp32 accumulator of the q gradient"
-        ),
-        context.buffer("softmax_d", (BATCH, "heads", SEQ), "fp32", "row sums of the attention backward"),
-    )
 
 
 def _unfused(op: Op, context: Context) -> list[Step]:
