@@ -184,7 +184,8 @@ def sized(
     """
     share = -(-numel // shards)
     formula = f"{numel} elements{f' / {shards}' if shards > 1 else ''} x {dtypes.bits(dtype) / 8:g} B ({dtype})"
-    tensors = tuple(round_up(dtypes.size_bytes(piece, dtype)) for piece in pieces)
+    each = {piece: round_up(dtypes.size_bytes(piece, dtype)) for piece in set(pieces)}
+    tensors = tuple(each[piece] for piece in pieces)
     return Item(
         category=category,
         what=what,

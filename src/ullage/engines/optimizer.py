@@ -193,7 +193,8 @@ def _factored(tensor: Stepped, dtype: str) -> list[tuple[str, int, str]]:
 
 
 def _state(what: str, dtype: str, numels: tuple[int, ...]) -> Item:
-    tensors = tuple(round_up(dtypes.size_bytes(numel, dtype)) for numel in numels)
+    each = {numel: round_up(dtypes.size_bytes(numel, dtype)) for numel in set(numels)}
+    tensors = tuple(each[numel] for numel in numels)
     return Item(
         category="optimizer",
         what=what,

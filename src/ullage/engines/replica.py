@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from ullage.engines import offloaded
 from ullage.engines import optimizer as optimizers
@@ -165,10 +166,12 @@ class ReplicaStep:
         """Every gradient that a backward under GradRule keep leaves, counted; a tied weight's once."""
         rule = self._rule(0)
         counts: dict[Item, int] = {}
-        for element in self.elements:
-            for name, item in self.replayer.element_program(element, replace(rule, mode="keep", temporaries=())).grads:
-                if (element.block.name, name) not in self.tied:
-                    counts[item] = counts.get(item, 0) + 1
+        rule, tied = replace(rule, mode="keep", temporaries=()), self.tied
+        for element, same in groupby(self.elements):
+            times = len(list(same))
+            for name, item in self.replayer.element_program(element, rule).grads:
+                if (element.block.name, name) not in tied:
+                    counts[item] = counts.get(item, 0) + times
         return list(counts.items())
 
     @property
@@ -222,8 +225,9 @@ class ReplicaStep:
     def _counted(self, of: Callable[[Block, Context], tuple[Buffer, ...]], lives: str) -> list[tuple[Item, int]]:
         """What every block adds to what outlives its tape, counted."""
         counts: dict[Item, int] = {}
-        for element in self.elements:
-            for one in of(element.block, self.replayer.context):
+        for element, same in groupby(self.elements):
+            found, times = of(element.block, self.replayer.context), len(list(same))
+            for one in found * times:
                 item = Item(
                     category="activations", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives=lives
                 )

@@ -128,6 +128,8 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     rest: list[Shape] = []
     for run in chunk.runs:
         block = run.block
+        if block.name in of:  # a layer of a kind that was there before
+            continue
         shapes = block_shapes(graph, job, block, rank)
         if block.role == "layer":
             stays = kept if again else 0
