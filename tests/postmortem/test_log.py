@@ -19,6 +19,7 @@ from ullage.report.why import why_report
 from ullage.units import GIB, MIB
 
 MESSAGES = [case["text"] for case in json.loads((Path(__file__).parent / "data" / "messages.json").read_text())]
+BARE = "torch.cuda.OutOfMemoryError: CUDA out of memory."
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.14 GiB. GPU 5 has a total capacity of 31.75 GiB of which "
     "1.95 GiB is free. Of the allocated memory 28.28 GiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
@@ -283,6 +284,24 @@ def test_settings_beside_logs_speak_of_the_cause(tmp_path: Path) -> None:
     assert read_input(str(tmp_path)).hints == ()
     (tmp_path / "grpo.yaml").write_text("use_vllm: true\nvllm_gpu_memory_utilization: 0.8\n")
     assert [one.kind for one in read_input(str(tmp_path)).hints] == ["foreign-process"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "certainty"),
+    [
+        ("vllm_gpu_memory_utilization: 0.8\n" + BARE, "foreign-process", "likely"),
+        ('{"gpu_memory_utilization": 0.85}\n' + BARE, "foreign-process", "likely"),
+        ("gpu_memory_utilization=0.3\n" + BARE, "foreign-process", "possible"),
+        ("vllm_gpu_memory_utilization: 0.8\n" + OOM.replace("28.28", "29.70"), "foreign-process", "possible"),
+        ("distributed_type: FSDP\nmixed_precision: bf16\n" + BARE, "config", "possible"),
+        ("distributed_type: FSDP\nmixed_precision: 'no'\n" + BARE, "config", None),
+        ("distributed_type: MULTI_GPU\nmixed_precision: bf16\n" + BARE, "config", None),
+    ],
+)
+def test_settings_that_speak_where_no_number_does(text: str, kind: str, certainty: str | None) -> None:
+    """An engine's share of half a card and more (huggingface/trl#2864: 0.8 of 32 GiB), and accelerate's fp32 under FSDP (trl#1980)."""
+    found = {one.kind: one.certainty for one in why(read_input(text)).causes}
+    assert found.get(kind) == certainty
 
 
 def test_a_memory_summary() -> None:

@@ -60,7 +60,7 @@ def alone(evidence: Evidence) -> Iterator[Reason]:
     yield from _not_there(evidence.numbers)
     yield from _limit(evidence.numbers)
     yield from _growing(evidence)
-    yield from hinted(evidence.hints)
+    yield from hinted(evidence.hints, seen_by_numbers=evidence.numbers.capacity_bytes is not None)
     for phase in evidence.phases:
         if phase in _PHASES:
             kind, weight, why = _PHASES[phase]
