@@ -164,9 +164,8 @@ class ReplicaStep:
 
     def gradients(self) -> list[tuple[Item, int]]:
         """Every gradient that a backward under GradRule keep leaves, counted; a tied weight's once."""
-        rule = self._rule(0)
+        rule, tied = replace(self._rule(0), mode="keep", temporaries=()), self.tied
         counts: dict[Item, int] = {}
-        rule, tied = replace(rule, mode="keep", temporaries=()), self.tied
         for element, same in groupby(self.elements):
             times = len(list(same))
             for name, item in self.replayer.element_program(element, rule).grads:
