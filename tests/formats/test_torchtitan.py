@@ -217,3 +217,40 @@ def test_unknown_keys_are_left_over_with_the_nearest_name() -> None:
     }
     assert "did you mean training.seq_len?" in left["training.seq_lenn"]
     assert "no job says it" in left["metrics.log_freq"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [
+        ("llama2", "7B", "llama-2-7b"),
+        ("llama4", "17bx16e", "llama-4-scout-17b-16e"),
+        ("gpt_oss", "20b", "gpt-oss-20b"),
+        ("gpt_oss", "20B", "gpt-oss-20b"),
+    ],
+)
+def test_flavors_of_other_years(name: str, flavor: str, model: str) -> None:
+    """train_configs/llama2_7b.toml of 2024, experiments/llama4 and experiments/gpt_oss of 2025, models/gpt_oss of 0.2.2."""
+    reading = torchtitan.read(f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[training]\nseq_len = 128\n', "a.toml")
+    assert reading.keys["model"] == model
+
+
+def test_a_model_that_no_catalogue_has_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[model]\nname = "kimi_linear"\nflavor = "48B"\n[training]\nseq_len = 128\n')
+    with pytest.raises(InvalidInput, match=r"model.flavor name none that is known here; give it: --model"):
+        check(path, ("cluster=8xH100-SXM-80GB",))
+
+
+def test_what_steps_in_backward_clips_nothing() -> None:
+    """components/optimizer.py: each gradient is gone before clip_grad_norm_ of train.py looks for it."""
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nearly_step_in_backward = true\n[training]\nmax_norm = 1.0\n'
+    reading = torchtitan.read(text, "a.toml")
+    assert reading.keys["grad_clip"] is False
+    assert [one.key for one in reading.findings] == ["training.max_norm"]
+
+
+def test_a_reduction_in_another_type_is_not_passed_over() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nmixed_precision_reduce = "{}"\n'
+    left = {word: torchtitan.read(text.format(word), "a.toml").leftovers for word in ("float32", "bfloat16")}
+    assert not left["float32"]
+    assert [one.key for one in left["bfloat16"]] == ["training.mixed_precision_reduce"]

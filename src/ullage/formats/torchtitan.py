@@ -49,7 +49,9 @@ CANNOT: Mapping[str, str] = {
     "freeze": "not in torchtitan",
 }
 
+_LLAMA4 = {16: "llama-4-scout-17b-16e", 128: "llama-4-maverick-17b-128e"}
 _FLAVORS: Mapping[tuple[str, str], str] = {
+    **{("llama2", size): f"llama-2-{size.lower()}" for size in ("7B", "13B", "70B")},
     ("llama3", "8B"): "llama-3.1-8b",
     ("llama3", "70B"): "llama-3.1-70b",
     ("llama3", "405B"): "llama-3.1-405b",
@@ -60,8 +62,10 @@ _FLAVORS: Mapping[tuple[str, str], str] = {
     ("deepseek_v3", "16B"): "deepseek-v2-lite",
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
+    **{("llama4", f"17bx{count}e"): name for count, name in _LLAMA4.items()},
+    **{("gpt_oss", size): f"gpt-oss-{size.lower()}" for size in ("20b", "120b", "20B", "120B")},
 }
-"""torchtitan/models/*/__init__.py at 238fa995, by the catalogue's names."""
+"""torchtitan/models/*/__init__.py at 238fa995, by the catalogue's names; Llama 2 was there in 2024, GPT-OSS in capitals in 2025."""
 
 _SCHEDULES = {
     "gpipe": "GPipe",
@@ -165,6 +169,7 @@ def _model(keys: Keys) -> None:
     else:
         for path in (name, flavor):
             keys.leave(path, "no model of the catalogue; a flag says it")
+        keys.elsewhere["model"] = "model.name and model.flavor name none that is known here; give it: --model"
 
 
 def _degree(keys: Keys, name: str, default: int) -> int:
@@ -246,12 +251,21 @@ def _precision(keys: Keys) -> None:
         "fp8-mixed" if eight else "bf16" if dtype == "bfloat16" else "bf16-mixed" if compute == "bfloat16" else "fp32"
     )
     keys.put("precision", name, _path("model.converters" if eight else "training.mixed_precision_param"))
-    keys.raw(_path("training.mixed_precision_reduce"))
+    if keys.tree.leaves.get(_path("training.mixed_precision_reduce")) == "float32":
+        keys.raw(_path("training.mixed_precision_reduce"))
+    keys.leave(
+        _path("training.mixed_precision_reduce"),
+        "0.2.2 reduces in float32 alone; a flag says another: --set precision.reduce",
+    )
 
 
 def _recipe(keys: Keys) -> None:
     norm = keys.take(_path("training.max_norm"), fields.number())
-    keys.put("grad_clip", norm is None or norm > 0, _path("training.max_norm"))
+    early = keys.tree.leaves.get(_path("optimizer.early_step_in_backward")) is True
+    if early and norm:
+        what = "clips nothing: early_step_in_backward has freed each gradient before"
+        keys.find("warning", "training.max_norm", what, "take one of the two out")
+    keys.put("grad_clip", not early and (norm is None or norm > 0), _path("training.max_norm"))
     if keys.take(_path("training.enable_cpu_offload"), fields.flag):
         keys.put("offload.optimizer", "cpu", _path("training.enable_cpu_offload"))
         keys.put("offload.params", "cpu", _path("training.enable_cpu_offload"))
