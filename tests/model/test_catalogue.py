@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ullage.errors import InvalidInput, UllageError, UnknownKey, UnknownName, Unsupported
+from ullage.job.read import read_job
 from ullage.model import catalogue
 from ullage.model.build import graph
 from ullage.model.catalogue import entry, model_config, names
@@ -196,4 +197,59 @@ def test_the_text_part_of_a_multimodal_model() -> None:
     assert config.model_type == "llama"
     assert "text part" in config.name
     assert graph(config).tied
+    assert config.beside == ("vision_config",)
     assert "multimodal" in message({"model_type": "x_vl", "text_config": {"model_type": "x"}}, Unsupported)
+
+
+QWEN2 = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "parameters"),
+    [
+        # Qwen/Qwen2.5-VL-7B-Instruct's file is flat; its decoder is Qwen2.5-7B's.
+        ({"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}, **QWEN2}, 7_615_616_512),
+        ({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **QWEN2}}, 7_615_616_512),
+        # llava-hf/llava-1.5-7b-hf leaves Llama's sizes to its class: Llama 2's 6,738,415,616 and 64 rows of two matrices.
+        ({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}, 6_738_939_904),
+        # mistral-community/pixtral-12b leaves the number of heads to it: Mistral NeMo's sizes.
+        (
+            {
+                "model_type": "llava",
+                "text_config": {
+                    "model_type": "mistral",
+                    "hidden_size": 5120,
+                    "head_dim": 128,
+                    "num_hidden_layers": 40,
+                    "vocab_size": 131072,
+                },
+            },
+            12_247_782_400,
+        ),
+        # OpenGVLab's InternVL keeps it under llm_config, haotian-liu/LLaVA flat in the file.
+        ({"model_type": "internvl_chat", "llm_config": {"model_type": "qwen2", **QWEN2}}, 7_615_616_512),
+        (
+            {"model_type": "llava", "mm_vision_tower": "clip", **{k: v for k, v in LLAMA.items() if k != "model_type"}},
+            None,
+        ),
+    ],
+)
+def test_decoders_of_multimodal_files(keys: dict[str, object], parameters: int | None) -> None:
+    """transformers 5.24.0: a section holds what differs from its class's defaults (configuration_utils.py, to_diff_dict)."""
+    config = model_config(keys)
+    assert "text part" in config.name
+    assert config.beside
+    assert graph(config).parameter_count() == (parameters or graph(model_config(LLAMA)).parameter_count())
+
+
+def test_what_stands_beside_a_decoder_is_told() -> None:
+    job = read_job({"schema": 1, "model": {"model_type": "qwen2_vl", **QWEN2}, "cluster": "8xH100-SXM-80GB"})
+    assert any("multimodal" in one and "not modelled" in one for one in job.warnings)

@@ -107,4 +107,10 @@ def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield infeasible("precision", "fp8", what, "use bf16-mixed, or an H100 or newer")
 
 
-CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision)
+def _multimodal(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.model.beside:
+        what = f"is the decoder of a multimodal model: what stands beside it ({', '.join(job.model.beside)}) is not modelled"
+        yield warning("model", job.model.name, what, "add the tower's weights, states and activations")
+
+
+CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision, _multimodal)

@@ -16,6 +16,7 @@ from ullage.frozen import FrozenMap
 from ullage.model.config import ModelConfig
 from ullage.model.config_file import plain_keys, read_config
 from ullage.model.hf_config import OWN_TYPE, decoder_spec, is_supported, reading
+from ullage.model.multimodal import decoder_keys, decoder_section, decoder_type, others
 
 _DATA = Path(__file__).parent / "data" / "models"
 _ALLOWED = "a catalogue name, a path to a config.json or to a folder with one, or a mapping in config.json's keys"
@@ -189,21 +190,18 @@ def _unknown_key(key: str, known: Iterable[str], what: str) -> UnknownKey:
 def _checked(keys: FrozenMap, name: str) -> ModelConfig:
     """The configuration, or that of its text part where it is multimodal; read once, so that an error comes now and with its place."""
     config = ModelConfig(name=name, keys=keys)
-    text = keys.get("text_config")
-    if isinstance(text, FrozenMap) and not is_supported(config.model_type):
-        if not is_supported(text.get("model_type")):
+    section = decoder_section(keys)
+    if not is_supported(config.model_type) and section is not None:
+        if not is_supported(decoder_type(section.get("model_type"))):
             raise Unsupported(
-                f"is multimodal, and of its text part's type {text.get('model_type')!r} there is no model",
+                f"is multimodal, and of its text part's type {section.get('model_type')!r} there is no model",
                 key="model.model_type",
                 value=config.model_type or "(none)",
                 remedy="write the text part as a mapping of a supported type",
             )
-        config = ModelConfig(name=f"{name} (text part)", keys=_text_part(keys, text))
+        config = ModelConfig(name=f"{name} (text part)", keys=decoder_keys(keys, section), beside=others(keys))
+    elif not is_supported(config.model_type) and is_supported(decoder_type(config.model_type)):
+        flat = FrozenMap({**keys, "model_type": decoder_type(config.model_type)})
+        config = ModelConfig(name=f"{name} (text part)", keys=flat, beside=others(keys))
     decoder_spec(config)
     return config
-
-
-def _text_part(keys: FrozenMap, text: FrozenMap) -> FrozenMap:
-    """The text part's keys; whether embeddings are tied is often said outside of it."""
-    outer = {key: keys[key] for key in ("tie_word_embeddings",) if key in keys}
-    return FrozenMap({**outer, **text})

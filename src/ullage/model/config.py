@@ -7,10 +7,14 @@ from ullage.frozen import FrozenMap, frozen
 
 @frozen
 class ModelConfig:
-    """``keys``: config.json as a FrozenMap, so that a cache may be keyed by a ModelConfig."""
+    """``keys``: config.json as a FrozenMap, so that a cache may be keyed by a ModelConfig.
+
+    beside: of a multimodal file, whose decoder ``keys`` are, what says that there is more.
+    """
 
     name: str
     keys: FrozenMap
+    beside: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:
