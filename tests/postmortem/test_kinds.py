@@ -144,6 +144,10 @@ def test_a_frozen_base_that_is_loaded_whole() -> None:
     job = {**ON_NODE, "model": "llama-3-70b", "cluster": "4xRTX-3090-24GB", "lora": {"rank": 8, "base": "nf4"}}
     assert first(OOM, job) == "load"
     assert "load" not in kinds(OOM, {**job, "cluster": "4xA100-SXM-80GB"})
+    on_host = {**job, "engine": {"name": "fsdp2", "options": {"cpu_ram_efficient_loading": True}}}
+    assert (
+        kinds(OOM, on_host)["load"] == "possible"
+    )  # hiyouga/LlamaFactory#4071: its Accelerate file says so, and it failed in a step
 
 
 CUT = {**ON_NODE, "model": "qwen2.5-7b", "layout": {"cp": 8, "dp": 1}, "recompute": "full", "data": {"seq_len": 65536}}

@@ -155,6 +155,8 @@ def test_the_oldest_form() -> None:
         ("RuntimeError: Allocation is out of device memory on current platform.", "cuda-oom"),
         ("RuntimeError: Native API failed. Native API returns: -5 (PI_ERROR_OUT_OF_RESOURCES)", "cuda-oom"),
         ("Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.", "cuda-oom"),
+        ("RuntimeError: Device(id:0) memory isn't enough and alloc failed, kernel name: Default/AddN, alloc size: 1048576B.", "cuda-oom"),
+        ("synStatus=9 [Device-side allocation failed] Device memory allocation failed.", "cuda-oom"),
         ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "cuda-oom"),
         ("how to address the out of memory issue: https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html", "host-oom"),
         ("torch.AcceleratorError: CUDA error: out of memory", "cuda-oom"),

@@ -36,6 +36,11 @@ def whole_base_bytes(job: Job, rank: Rank) -> int:
     return int(rank.numel() * _BASE_BITS[job.lora.base] / 8)
 
 
+def loaded_whole(job: Job) -> float:
+    """What speaks for a model that was on every card before it was sharded: little where the job says that one rank loads it, to its host."""
+    return 0.8 if job.engine.options.get("cpu_ram_efficient_loading") is True else 2.0
+
+
 def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capacity: int) -> Iterator[Reason]:
     """Where the step fits: the whole model that loading or saving puts on one card."""
     if peak_bytes > ROOMY * capacity or job.layout.dp == 1:
@@ -54,7 +59,7 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
         if whole > ROOMY * capacity:
             yield Reason(
                 kind="load",
-                weight=2.0,
+                weight=loaded_whole(job),
                 why=f"{fits}: a model loaded whole before it is sharded takes {format_bytes(whole)} on every card",
             )
 

@@ -21,7 +21,7 @@ from ullage.postmortem.elsewhere import elsewhere
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.inactive import held_whole, uncut
 from ullage.postmortem.matching import SAYS_NOTHING, Candidate, candidates, has_size
-from ullage.postmortem.outside_step import ROOMY, around_steps, base_bytes, host, whole_base_bytes
+from ullage.postmortem.outside_step import ROOMY, around_steps, base_bytes, host, loaded_whole, whole_base_bytes
 from ullage.postmortem.particular import experts, lengths
 from ullage.postmortem.tensors import Made, highest, kind_of, made
 from ullage.units import format_bytes
@@ -200,7 +200,7 @@ def _frozen(here: Known, capacity: int) -> Iterator[Reason]:
     if weights <= ROOMY * capacity < whole:
         yield Reason(
             kind="load",
-            weight=2.0,
+            weight=loaded_whole(here.job),
             why=f"shared out, frozen weights take {format_bytes(weights)} of {format_bytes(capacity)}; loaded whole before that, as "
             f"without cpu_ram_efficient_loading, {format_bytes(whole)}",
         )
