@@ -177,14 +177,16 @@ def why(
 
     theirs = None
     contradicted: tuple[str, ...] = ()
+    miscounted: tuple[str, ...] = ()
     if config is not None:
         from ullage.formats.theirs import theirs_of
 
         theirs = theirs_of(config, overrides)
         job = theirs.job
         contradicted = tuple(f"{one.key} = {one.what}; {one.remedy}" for one in theirs.contradicted)
+        miscounted = tuple(f"{one.key} = {one.what}: what follows is without it" for one in theirs.miscounted)
     earlier = read_input(against) if against is not None else None
-    answer = why(read_input(given, progress), job, earlier, contradicted)
+    answer = why(read_input(given, progress), job, earlier, contradicted, miscounted)
     return advised(answer, theirs.diff if theirs is not None else None)
 
 

@@ -129,6 +129,18 @@ def test_what_their_file_contradicts_is_a_cause(tmp_path: Path) -> None:
     assert "offload_param" in found.why
 
 
+def test_a_file_for_another_number_of_gpus_is_no_cause(tmp_path: Path) -> None:
+    """Accelerate's and DeepSpeed's files are shipped for some number of GPUs, and launchers overrule it (--num_processes)."""
+    accelerate = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: bf16\nnum_processes: 2\n"
+    deepspeed = '{"train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+    for name, text in (("two.yaml", accelerate), ("ds.json", deepspeed)):
+        (tmp_path / name).write_text(text)
+        overrides = ("model=llama-3.1-8b", "cluster=8xA100-SXM-80GB", "data.seq_len=4096")
+        answer = ullage.why("CUDA out of memory.", config=tmp_path / name, overrides=overrides).answer
+        assert "config" not in [one.kind for one in answer.causes]
+        assert any("without it" in one for one in answer.doubts)
+
+
 def test_sharding_over_one_rank_shards_nothing() -> None:
     job = ullage.read_job({**LLAMA, "cluster": "1xA100-SXM-80GB", "engine": {"name": "deepspeed", "zero_stage": 3}})
     found = ullage.why("CUDA out of memory.", job).causes

@@ -37,7 +37,7 @@ def whole_base_bytes(job: Job, rank: Rank) -> int:
 
 
 def loaded_whole(job: Job) -> float:
-    """What speaks for a model that was on every card before it was sharded: little where the job says that one rank loads it, to its host."""
+    """What speaks for a model that was whole on every card: little where the job says that one rank loads it, to its host."""
     return 0.8 if job.engine.options.get("cpu_ram_efficient_loading") is True else 2.0
 
 

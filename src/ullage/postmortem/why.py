@@ -59,9 +59,10 @@ def why(
     job: Job | None = None,
     against: Evidence | None = None,
     contradicted: tuple[str, ...] = (),
+    miscounted: tuple[str, ...] = (),
 ) -> Answer:
     """The causes of what the evidence tells. against: an earlier snapshot, where the evidence is one. contradicted: what a person's file
-    asked for and no run of its engine can have, in words.
+    asked for and no run of its engine can have, in words; miscounted: what it says of GPUs and sequences and the launch did not have.
 
     Raises UllageError where the job's layout cannot exist, InvalidInput where two snapshots are asked for and one is none.
     """
@@ -76,7 +77,7 @@ def why(
             Reason(kind="config", weight=2.2, why=f"the configuration asks for what is not carried out: {one}")
             for one in contradicted
         ]
-    doubts: tuple[str, ...] = ()
+    doubts = miscounted
     if job is not None:
         from ullage.postmortem.doubts import doubted, on_the_card
         from ullage.postmortem.with_job import known, matching, reasons
@@ -85,7 +86,7 @@ def why(
         here = known(job, evidence.event.rank if evidence.event is not None else None)
         found = matching(here, evidence)
         spoken += reasons(here, evidence, found)
-        doubts = tuple(doubted(given, evidence.numbers, here.worst.peak.bytes if here.worst is not None else None))
+        doubts += tuple(doubted(given, evidence.numbers, here.worst.peak.bytes if here.worst is not None else None))
         if difference is None and evidence.blocks and here.worst is not None:
             difference = predicted(evidence, here.worst, len(here.held))
     return Answer(
