@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
-from ullage.engines.estimate import estimate, rank_peak
+from ullage.engines.estimate import rank_peak
 from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
@@ -32,30 +32,13 @@ def leaves_experts_over(layout: Layout) -> bool:
     return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
 
 
-def too_large(job: Job, graph: Graph) -> int:
-    """The high estimate of the first rank that cannot fit, without simulating the allocator; 0 where all may."""
-    found = first_too_large(job, graph)
-    return found[1] if found else 0
-
-
-def first_too_large(job: Job, graph: Graph, only: Collection[int] | None = None) -> tuple[Rank, int] | None:
-    """That rank, and its high estimate. only: ranks to ask, by pipeline stage; all where none are given."""
-    for rank in ranks_of(job, graph):
-        if only is not None and rank.index not in only:
-            continue
+def first_too_large(job: Job, graph: Graph, stages: Iterable[int]) -> tuple[Rank, int] | None:
+    """The first of these pipeline stages' ranks that cannot fit, without simulating the allocator, and its high estimate."""
+    ranks = ranks_of(job, graph)
+    for rank in [ranks[stage] for stage in stages]:
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
         high = int(peak * (1 + LEAST_ABOVE)) + sum(one.high_bytes for one in outside)
         if high >= job.cluster.device.capacity_bytes:
             return rank, high
     return None
-
-
-def may_fit(job: Job, graph: Graph) -> bool:
-    """Whether its allocated bytes alone leave room."""
-    return not too_large(job, graph)
-
-
-def fits(job: Job, graph: Graph) -> bool:
-    """The verdict of its estimate, asked for where its allocated bytes alone leave room."""
-    return may_fit(job, graph) and estimate(job, graph).verdict == "fits"

@@ -34,15 +34,7 @@ from ullage.planner.bounds import (
     stage_times,
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
-from ullage.planner.exact import (
-    first_error,
-    first_too_large,
-    first_violation,
-    fits,
-    leaves_experts_over,
-    may_fit,
-    too_large,
-)
+from ullage.planner.exact import first_error, first_too_large, first_violation, leaves_experts_over
 from ullage.planner.grids import Grid, Grids, least_dense_s
 from ullage.planner.known import Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
@@ -82,7 +74,7 @@ class Search:
         self.space = Space(self.want)
         self._known = Known(self.space)
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
-        self._no_room: set[Job] = set()  # whatever the loss
+        self._no_room: dict[Job, int] = {}  # whatever the loss, with their high estimate
 
     # -- the queue
 
@@ -348,17 +340,17 @@ class Search:
         return self._value(job, slowest)
 
     def _timed(self, strategy: Strategy, at: int, value: Value) -> None:
-        """The exact time; of one whose ranks have no room, not even that, once the most promising of those is known."""
+        """The exact time; of one that has no room under another loss not even that."""
         job = replace(strategy.job, recompute=strategy.family.kinds[at])
         rest = 1 if self.exhaustive else len(strategy.family.kinds) - at
         broken = first_violation(job)
         if broken is not None:
             self._refuse(job, broken.error(), rest)
             return
+        if self._whatever_loss(strategy, job) in self._no_room:
+            self._left_out(strategy, at, exact=False)
+            return
         try:
-            if self.missed is not None and not self.exhaustive and self._has_no_room(strategy, job):
-                self._left_out(strategy, at, exact=False)
-                return
             time = step_time(job, strategy.base.graph)
         except (Unsupported, Infeasible) as error:
             self._refuse(job, error, rest)
@@ -367,23 +359,11 @@ class Search:
         timed = Timed(strategy=strategy, at=at, job=job, time=time)
         self._push(self._value(job, time.step_s), partial(self._answered, timed))
 
-    def _has_no_room(self, strategy: Strategy, job: Job) -> bool:
-        """Whether some rank's allocated bytes are too many. Ranks that do not have the head do not know of the loss: what they have no room
-        for under one, they have none for under another."""
-        whatever_loss = replace(job, loss=strategy.base.job.loss)
-        if whatever_loss in self._no_room:
-            return True
-        first_of_kind = {stage.index for stage in strategy.stages if stage.first_of_kind}
-        found = first_too_large(job, strategy.base.graph, first_of_kind)
-        if found is not None and not found[0].last:
-            self._no_room.add(whatever_loss)
-        return found is not None
-
     def _answered(self, timed: Timed, value: Value) -> Found | None:
         """The exact memory."""
         job, strategy = timed.job, timed.strategy
         try:
-            high = too_large(job, strategy.base.graph)
+            high = self._too_large(strategy, job)
             answer = None if high else estimate(job, strategy.base.graph)
         except (Unsupported, Infeasible) as error:
             self.counts.evaluated -= 1
@@ -399,26 +379,44 @@ class Search:
         self._left_out(strategy, timed.at, exact=answer is not None)
         return None
 
-    def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
-        """A strategy that does not fit, and those that recompute more than it does and do not either. exact: by its estimate."""
-        self._failed += 1
-        kinds = strategy.family.kinds
-        last = self.exhaustive or at + 1 == len(kinds)
-        left = at + 1 if last else self._first_left(strategy, at + 1, exact=exact)
-        self.counts.infeasible += left - at
-        if left < len(kinds) and not self.exhaustive:
-            self._push(self._bound(strategy, left), partial(self._timed, strategy, left))
+    def _too_large(self, strategy: Strategy, job: Job) -> int:
+        """The high estimate of a rank whose allocated bytes are too many; 0 where there is none. Ranks that do not have the head do not know
+        of the loss: what they have no room for under one, they have none for under another."""
+        whatever_loss = self._whatever_loss(strategy, job)
+        if whatever_loss not in self._no_room:
+            kinds = [stage.index for stage in strategy.stages if stage.first_of_kind]
+            found = first_too_large(job, strategy.base.graph, kinds)
+            if found is None:
+                return 0
+            rank, high = found
+            if rank.last:
+                return high
+            self._no_room[whatever_loss] = high
+        return self._no_room[whatever_loss]
 
-    def _first_left(self, strategy: Strategy, low: int, *, exact: bool) -> int:
+    def _whatever_loss(self, strategy: Strategy, job: Job) -> Job:
+        return replace(job, loss=strategy.base.job.loss)
+
+    def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
+        """A strategy that does not fit: what recomputes more than it may. exact: by its estimate."""
+        self._failed += 1
+        self.counts.infeasible += 1
+        if at + 1 < len(strategy.family.kinds) and not self.exhaustive:
+            self._push(self._bound(strategy, at + 1), partial(self._recomputed_more, strategy, at + 1, exact))
+
+    def _recomputed_more(self, strategy: Strategy, low: int, exact: bool, value: Value) -> None:
         """The first recomputation that its account leaves, recomputing more layers being taken not to raise it: the smallest first, then by
         halving. exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
         kinds, graph = strategy.family.kinds, strategy.base.graph
-        leaves = fits if exact else may_fit
 
         def left(recompute: Recompute) -> bool:
-            return leaves(replace(strategy.job, recompute=recompute), graph)
+            job = replace(strategy.job, recompute=recompute)
+            return not self._too_large(strategy, job) and (not exact or estimate(job, graph).verdict == "fits")
 
-        return bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=left) if left(kinds[-1]) else len(kinds)
+        first = bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=left) if left(kinds[-1]) else len(kinds)
+        self.counts.infeasible += first - low
+        if first < len(kinds):
+            self._push(self._bound(strategy, first), partial(self._timed, strategy, first))
 
     def _refuse(self, job: Job, error: UllageError | Callable[[], UllageError], strategies: int) -> None:
         if job.engine.name not in self.reasons:
