@@ -150,6 +150,13 @@ CALIBRATED = [
         0.05,
         {4_000_000_000: 6.87},
     ),
+    (
+        "4xjean-zay-a100",
+        "all_reduce",
+        "bigscience-workshop/bigscience@9e64ede experiments/bandwidth/all_reduce_bench-a100-n4.txt",
+        0.40,
+        {4_000_000_000: 5.07},
+    ),
 ]
 
 
