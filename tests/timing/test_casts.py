@@ -103,6 +103,20 @@ def test_experts_cast_the_rows_that_come_to_them() -> None:
     assert _moved(works["experts.down_proj"]) == (rows * 1024 * EACH, rows * HIDDEN * EACH)
 
 
+def test_fused_experts_cast_what_comes_and_the_gradient_that_comes_back() -> None:
+    """Transformer Engine pytorch/ops/fused/grouped_mlp.py: the activation is part of the matmuls around it."""
+    engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": "mxfp8", "moe_paged_stash": True}}
+    layout = {"dp": 8, "ep": 8}
+    read = read_job(JOB | {"cluster": BLACKWELL, "engine": engine, "layout": layout, "model": MIXTURE})
+    graph = graph_of(read)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    works = {work.name: work for work in block_work(layer, context_of(read, graph))}
+    rows = 2 * TOKENS
+    assert _moved(works["experts.gate_proj"]) == (rows * HIDDEN * EACH, 0)
+    assert _moved(works["experts.down_proj"]) == (0, rows * HIDDEN * EACH)
+    assert "experts.act" not in works
+
+
 def test_what_is_gathered_is_cast_before_it_is_sent() -> None:
     """Each rank casts its part of the sequence, and sends a byte an element; a gradient in both orders."""
     works = _works(BLACKWELL, "mxfp8", {"dp": 4, "tp": 2, "sp": True})

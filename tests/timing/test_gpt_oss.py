@@ -43,7 +43,7 @@ def _works(**options: object) -> dict[str, OpWork]:
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [
-        # b * p written; added to a row that is read, written; joined: read and written. Back: the split's parts joined, two products and sums.
+        # b * p written; added to a row that is read, written; joined: read and written. Back: the split's parts joined, two products, sums.
         ({}, 2 + (2 + 2 + 2) + 4, 4 + 2 * (4 + 2)),
         # The same in fp32, and cast back; forward and backward.
         ({"moe_router_dtype": "fp32"}, 4 + (2 + 4 + 4) + 8 + (4 + 2), (4 + 2) + (4 + 2) + 4 + 2 * (8 + 4)),

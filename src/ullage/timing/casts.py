@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ullage.kernels.narrow import operand_bytes, orders, recipe
+from ullage.kernels.narrow import SCALE_BYTES, operand_bytes, orders, recipe
 from ullage.kernels.step import Context
 from ullage.model.graph import Op
 from ullage.timing.exchanges import gathers_narrow
@@ -18,6 +18,25 @@ def casts(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[_Ke
     if context.stack == "megatron":
         return _of_transformer_engine(op, matmul, context)
     return _of_torchao(op, matmul, context, first=first)
+
+
+def fuses_experts(context: Context) -> bool:
+    """Whether the experts' linears and what is between them are kernels that hand each other blocks with scales: Transformer Engine's
+    operation fuser on Blackwell (pytorch/ops/fused/grouped_mlp.py; Megatron-Core moe/experts.py, _fused_forward, where the paged stash
+    is too)."""
+    asked = context.option("use_transformer_engine_op_fuser") or context.option("moe_paged_stash")
+    blackwell = context.compute_capability is not None and context.compute_capability >= (10, 0)
+    return bool(asked) and blackwell and context.stack == "megatron" and recipe(context) in SCALE_BYTES
+
+
+def _beside_fused(op: Op, matmul: Matmul, how: str) -> tuple[_Kernels, _Kernels]:
+    """Of fused experts the first linear's input is cast, and the gradient of the second one's output; the rest leaves the matmuls' own
+    kernels as it is multiplied."""
+    first = op.outputs[0].dims[-1] == "expert_ffn"
+    passes = 2 if how == "nvfp4" else 1
+    numel = matmul.groups * matmul.m * (matmul.k if first else matmul.n)
+    cast = (Traffic(bytes=passes * 2 * numel + 2 * operand_bytes(numel, matmul.dtype, how), kind="quantize"),)
+    return (cast, ()) if first else ((), cast)
 
 
 def _of_torchao(op: Op, matmul: Matmul, context: Context, *, first: bool) -> tuple[_Kernels, _Kernels]:
@@ -54,6 +73,8 @@ def _of_transformer_engine(op: Op, matmul: Matmul, context: Context) -> tuple[_K
     how = recipe(context)
     passes = 2 if how in ("tensorwise", "nvfp4") else 1
     column = op.attrs.get("parallel") == "column"
+    if op.kind == "grouped_linear" and fuses_experts(context):
+        return _beside_fused(op, matmul, how)
     source, gradient = (matmul.groups * matmul.m * width for width in (matmul.k, matmul.n))
     if column and gathers_narrow(context):
         source //= context.tp

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block
+from ullage.timing.casts import fuses_experts
 from ullage.timing.dispatch import permuted
 from ullage.timing.vintage import norms_early
 from ullage.timing.work import OpWork, Pass, Traffic
@@ -68,7 +69,10 @@ _GATHERED = (".gather", ".reduce")  # tensor parallelism's, told as steps of the
 def _pointwise(steps: tuple[Step, ...], named: frozenset[str], context: Context) -> Iterator[Step]:
     """Steps that are no matmul, no fused attention and nothing on a wire."""
     fused = context.attention not in ("eager", "math")
+    inside = ("experts.act", "experts.down_proj.bias") if context.narrow and fuses_experts(context) else ()
     for step in steps:
+        if step.name.startswith(inside):
+            continue
         if step.name in named and (fused or step.name != "attention"):
             continue
         if (
