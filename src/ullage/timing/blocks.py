@@ -19,6 +19,7 @@ from ullage.timing.work import Exchange, Pass
 
 COMPUTE, MEMORY = "matmul", "memory"
 ATTENTION = "attention"
+EXPERTS = "ep"
 
 
 @frozen
@@ -78,7 +79,8 @@ class Place:
     """Where a block runs: all that its time depends on beside the block and its context.
 
     asynchronous: tensor parallelism sends beside the matmuls of a backward. accumulates: those add into an fp32 buffer.
-    early_stop: a checkpointed block runs again only as far as its backward needs.
+    early_stop: a checkpointed block runs again only as far as its backward needs. hides_experts: what goes to experts and back is sent
+    beside another micro-batch's pass (Megatron-Core pipeline_parallel/combined_1f1b.py).
     """
 
     cluster: Cluster
@@ -87,6 +89,7 @@ class Place:
     asynchronous: bool = True
     accumulates: bool = True
     early_stop: bool = False
+    hides_experts: bool = False
 
 
 @frozen
@@ -104,12 +107,42 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
     work = block_work(block, context, place.accumulates)
     again = work_again(block, context, mode, recompute, early_stop=place.early_stop)
     host = issuing(context, place.cluster.device)
-    return BlockTime(
+    found = BlockTime(
         forward=added(pass_parts(one.forward, place, backward=False) for one in work),
         backward=added(pass_parts(one.backward, place, backward=True) for one in work),
         recompute=added(pass_parts(one.forward, place, backward=False) for one in again),
         issued=(host.of(work), host.of(work, backward=True) + host.of(again)) if host else (0.0, 0.0),
     )
+    if not place.hides_experts:
+        return found
+    back = _experts_wire_s((one.backward for one in work), place) + _experts_wire_s(
+        (one.forward for one in again), place
+    )
+    return _past_experts(found, _experts_wire_s((one.forward for one in work), place), back, place)
+
+
+def _experts_wire_s(passes: Iterable[Pass], place: Place) -> float:
+    sent = (one for work in passes for one in work.exchanges if one.axis == EXPERTS)
+    return sum(sent_s(place.cluster, place.layout, one) for one in sent)
+
+
+def _past_experts(found: BlockTime, there_s: float, back_s: float, place: Place) -> BlockTime:
+    """A forward and another micro-batch's backward run together: what they send runs beside what both compute, of which matmuls lose
+    to it what they lose to any collective. Warm-up and drain, which have no partner, are taken to have one."""
+    wire_s = there_s + back_s
+    if not wire_s:
+        return found
+    matmul_s = found.forward.of(COMPUTE) + found.backward_matmul_s
+    computed_s = found.forward.total_s + found.backward_s
+    beside = min(1.0, wire_s / computed_s) * matmul_s
+    lost_s = beside_s(contention(place.cluster.device), beside, beside) - beside
+    left_s = max(wire_s, computed_s + lost_s) - computed_s
+
+    def more(share: float) -> Parts:
+        return Parts(items=((EXPERTS, left_s * share),))
+
+    forward, backward = found.forward + more(there_s / wire_s), found.backward + more(back_s / wire_s)
+    return BlockTime(forward=forward, backward=backward, recompute=found.recompute, issued=found.issued)
 
 
 def pass_s(work: Pass, place: Place, *, backward: bool) -> float:
@@ -162,6 +195,8 @@ def _attention_s(work: Pass, place: Place, *, backward: bool) -> float:
 
 def waited_s(exchange: Exchange, wire_s: float, cover_s: float, place: Place) -> float:
     """What an exchange adds to the work that runs meanwhile: what is left to wait for, and what it takes from that work."""
+    if exchange.axis == EXPERTS and place.hides_experts:
+        return 0.0  # of a pass by itself; ``block_time`` knows what is left
     if exchange.pieces > 1:  # the first piece is waited for; copy engines carry the others
         return max(wire_s / exchange.pieces, wire_s - cover_s)
     if exchange.behind in ("dgrad", "wgrad") and not place.asynchronous:

@@ -50,6 +50,7 @@ def place_of(job: Job, context: Context) -> Place:
         asynchronous=asynchronous(job),
         accumulates=accumulates(job),
         early_stop=stops_early(job, context),
+        hides_experts=flag(job.engine.options, "overlap_moe_expert_parallel_comm", False) and job.data.grad_accum > 1,
     )
 
 
