@@ -128,6 +128,17 @@ def test_what_is_gathered_is_cast_before_it_is_sent() -> None:
     assert gradient.payload_bytes == 2 * TOKENS * HIDDEN * (1 + 1 / 32)
 
 
+def test_ranks_agree_on_one_scale_before_they_cast() -> None:
+    works = _works(BLACKWELL, "tensorwise", {"dp": 4, "tp": 2, "sp": True})
+    assert [one.payload_bytes for one in works["qkv"].forward.exchanges] == [4, TOKENS * HIDDEN]
+    assert [one.kind for one in works["qkv"].backward.exchanges] == [
+        "all_gather",
+        "reduce_scatter",
+    ]  # of what was cast before
+    assert [one.kind for one in works["o_proj"].forward.exchanges] == ["reduce_scatter"]
+    assert [one.payload_bytes for one in works["o_proj"].backward.exchanges] == [4, TOKENS * HIDDEN]
+
+
 def test_the_head_is_multiplied_and_gathered_in_16_bits() -> None:
     engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": "mxfp8"}}
     read = read_job(JOB | {"cluster": BLACKWELL, "engine": engine, "layout": {"dp": 4, "tp": 2, "sp": True}})

@@ -20,6 +20,23 @@ from ullage.timing.work import Exchange, OpWork, Pass
 def tensor_parallel(
     op: Op, width: int, rows: int, dtype: str, context: Context
 ) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """``_split``, and what ranks agree on before each casts its part of a tensor that has one scale: the largest of their maxima, of a
+    column-parallel input and of the gradient of a row-parallel output (Transformer Engine csrc/quantizer.cpp, with_amax_reduction)."""
+    here, back = _split(op, width, rows, dtype, context)
+    agrees = context.stack == "megatron" and recipe(context) in ("tensorwise", "nvfp4")
+    if dtype == context.compute or not agrees or not gathers_narrow(context):
+        return here, back
+    largest = Exchange(kind="all_reduce", axis="tp", payload_bytes=4)
+    if op.attrs.get("parallel") == "column" and here:
+        here = (largest, *here)
+    if op.attrs.get("parallel") == "row" and back:
+        back = (largest, *back)
+    return here, back
+
+
+def _split(
+    op: Op, width: int, rows: int, dtype: str, context: Context
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """What a column- or row-parallel linear sends (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
     width: features of the tensor that is whole on every rank. dtype: that the matmul multiplies. Gathered inputs and scattered input
