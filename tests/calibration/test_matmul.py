@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency, rowwise
+from ullage.calibration.matmul import grouped_matmul_efficiency, matmul_efficiency, scaled
 from ullage.hardware.catalogue import device, devices
 from ullage.hardware.cluster import Device
 
@@ -136,9 +136,9 @@ def test_a_feed_forward_of_metas_h100(dtype: str, milliseconds: float) -> None:
 
 
 def test_a_scale_for_each_row() -> None:
-    assert rowwise(8192, 8192, 8192).value == pytest.approx(2.216 / 3.292, rel=1e-3)
-    assert rowwise(4096, 4096, 4096).value == 1.0
-    assert rowwise(1024, 16384, 8192).value == pytest.approx(rowwise(16384, 1024, 8192).value)
+    assert scaled("row", 8192, 8192, 8192).value == pytest.approx(2.216 / 3.292, rel=1e-3)
+    assert scaled("row", 4096, 4096, 4096).value == 1.0
+    assert scaled("row", 1024, 16384, 8192).value == pytest.approx(scaled("row", 16384, 1024, 8192).value)
 
 
 @pytest.mark.parametrize(

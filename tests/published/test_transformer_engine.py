@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from ullage.calibration.matmul import Scales
 from ullage.hardware.catalogue import device
 from ullage.timing.machine import matmul_s, traffic_s
 from ullage.timing.work import Matmul, Traffic
@@ -14,21 +15,22 @@ LINEARS = ((HIDDEN, 3 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, FFN), (FFN, HIDDEN))
 B300 = device("B300-SXM-288GB")
 
 
-def _matmuls(dtype: str) -> list[Matmul]:
-    forward = [Matmul(m=ROWS, n=n, k=k, dtype=dtype) for k, n in LINEARS]
+def _matmuls(dtype: str, scales: Scales = "tensor") -> list[Matmul]:
+    forward = [Matmul(m=ROWS, n=n, k=k, dtype=dtype, scales=scales) for k, n in LINEARS]
     return [one for first in forward for one in (first, *first.transposes(accumulate=False))]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "ms"),
+    ("dtype", "scales", "ms"),
     [
-        ("bf16", 12.758),
-        ("fp8", 6.812),  # of current scaling; 7.161 of MXFP8
-        ("fp4", 3.764),
+        ("bf16", "tensor", 12.758),
+        ("fp8", "tensor", 6.812),  # current scaling
+        ("fp8", "block", 7.161),  # MXFP8
+        ("fp4", "tensor", 3.764),
     ],
 )
-def test_on_operands_that_are_cast_already(dtype: str, ms: float) -> None:
-    assert 1e3 * sum(matmul_s(B300, one) for one in _matmuls(dtype)) == pytest.approx(ms, rel=0.06)
+def test_on_operands_that_are_cast_already(dtype: str, scales: Scales, ms: float) -> None:
+    assert 1e3 * sum(matmul_s(B300, one) for one in _matmuls(dtype, scales)) == pytest.approx(ms, rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ has little arithmetic per byte. The library's choice is modelled as the fastest 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from ullage.calibration.interpolate import interpolated
 from ullage.calibration.store import Provenance, Value, efficiency, speaker, table, weaker
@@ -23,6 +24,7 @@ _REUSE = 256 * 256 / (256 + 256)  # FLOPs per operand element of the largest til
 _KNEE = 4.0
 _LOW_PRECISION = ("fp8", "int8", "fp4", "nf4")
 _FOUR_BITS = 4
+_ALL = efficiency(1.0, "measured", "by definition")
 _STORED_AS = {"tf32": "fp32"}  # a way to multiply, not to store
 
 
@@ -83,10 +85,16 @@ def misaligned(dtype: str, cuda: str = "") -> Value:
     return efficiency(row.get(dtype, row["any"]), "default", row["source"])
 
 
+Scales = Literal["tensor", "row", "block"]
+"""What has a scale of its own in an 8-bit operand."""
+
+
 @functools.cache
-def rowwise(m: int, n: int, k: int) -> Value:
-    """What an 8-bit matmul with a scale for each row keeps of the rate of one with a scale for each tensor."""
-    row = table("matmul")["rowwise"]
+def scaled(scales: Scales, m: int, n: int, k: int) -> Value:
+    """What an 8-bit matmul keeps of the rate of one with a scale for each tensor."""
+    if scales == "tensor":
+        return _ALL
+    row = table("matmul")["scales"][scales]
     share = interpolated(row["size"], row["share"], (m * n * k) ** (1 / 3))
     return efficiency(share, "default", row["source"])
 

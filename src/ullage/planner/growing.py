@@ -158,7 +158,7 @@ class _Multiplied:
     twice those of one: as many of them have half as many of those of two, rounded down, or more."""
 
     def __init__(self, device: Device, one: Matmul, two: Matmul) -> None:
-        how = one.accumulate, one.streams, one.aligned, one.rowwise, one.cuda, one.direction
+        how = one.accumulate, one.streams, one.aligned, one.scales, one.cuda, one.direction
         self._known, self._ask = _multiplied(device, one.dtype, how)
         self._first = one.m, one.n, one.k, one.groups
         self._second = two.m, two.n, two.k, two.groups

@@ -6,7 +6,14 @@ from functools import lru_cache
 
 from ullage.calibration.attention import attention_efficiency
 from ullage.calibration.collectives import curve
-from ullage.calibration.matmul import early_library, grouped_matmul_efficiency, matmul_efficiency, misaligned, rowwise
+from ullage.calibration.matmul import (
+    Scales,
+    early_library,
+    grouped_matmul_efficiency,
+    matmul_efficiency,
+    misaligned,
+    scaled,
+)
 from ullage.calibration.measured import attention_flops_per_s, matmul_flops_per_s
 from ullage.calibration.measured import traffic_s as measured_traffic_s
 from ullage.calibration.memory import MEASURED_AS, MemoryKind, kernel_start_s, memory_efficiency
@@ -53,7 +60,7 @@ def bandwidth_bytes_per_s(device: Device) -> float:
 
 
 def matmul_s(device: Device, work: Matmul) -> float:
-    how = work.accumulate, work.streams, work.aligned, work.rowwise, work.cuda, work.direction
+    how = work.accumulate, work.streams, work.aligned, work.scales, work.cuda, work.direction
     return multiplied_s(device, work.dtype, work.m, work.n, work.k, work.groups, *how)
 
 
@@ -68,7 +75,7 @@ def multiplied_s(
     accumulate: bool,
     streams: int,
     aligned: bool,
-    by_rows: bool,
+    scales: Scales,
     cuda: str,
     direction: Direction = "forward",
 ) -> float:
@@ -80,8 +87,7 @@ def multiplied_s(
     else:
         share = matmul_efficiency(device, dtype, m, n, k, accumulate)
     kept = share.value if aligned else share.value * misaligned(dtype, cuda).value
-    if by_rows:
-        kept *= rowwise(m, n, k).value
+    kept *= scaled(scales, m, n, k).value
     if cuda:
         kept *= early_library(device, dtype, cuda).value
     return 2 * m * n * k * groups / (peak_flops_per_s(device, dtype) * kept)

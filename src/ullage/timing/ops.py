@@ -8,6 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ullage import dtypes
+from ullage.calibration.matmul import Scales
 from ullage.frozen import replace
 from ullage.job.adapted import is_adapter
 from ullage.job.engine import OF_TRANSFORMERS
@@ -15,7 +16,7 @@ from ullage.kernels import stacks
 from ullage.kernels.megatron_common import is_local
 from ullage.kernels.megatron_graphs import captured, captures, launched
 from ullage.kernels.megatron_moe import probabilities_type
-from ullage.kernels.narrow import narrow_type
+from ullage.kernels.narrow import narrow_type, recipe
 from ullage.kernels.step import Context, without_experts
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing import partly
@@ -36,6 +37,9 @@ from ullage.timing.vintage import cuda_of
 from ullage.timing.work import Attention, Exchange, Matmul, OpWork, Pass, Traffic
 
 LINEAR = ("linear", "router", "shared_gate")
+
+SCALES: dict[str, Scales] = {"rowwise": "row", "mxfp8": "block"}
+"""By recipe; others have one for each tensor, or are not told apart from it."""
 
 EXPERT_STREAMS = 4
 """Transformer Engine's grouped linear calls cuBLAS for each expert, on four streams in turn (common/gemm/cublaslt_gemm.cu)."""
@@ -165,6 +169,12 @@ def _dtype(op: Op, context: Context) -> str:
     return narrow_type(op, context) or context.compute
 
 
+def _scales(dtype: str, context: Context) -> Scales:
+    if dtype != "fp8":
+        return "tensor"
+    return SCALES.get(recipe(context), "tensor")
+
+
 def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: bool) -> OpWork:
     op = ops[0]
     own = [param for op in ops for param in op.params if not is_adapter(param.name)]
@@ -177,8 +187,9 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
         rows = context.numel((BATCH,))  # a head of the first token alone
     dtype = _dtype(op, context)
-    rowwise = dtype == "fp8" and context.option("float8_recipe") == "rowwise"
-    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, rowwise=rowwise, cuda=cuda_of(context.options, context.stack))
+    forward = Matmul(
+        m=rows, n=n, k=k, dtype=dtype, scales=_scales(dtype, context), cuda=cuda_of(context.options, context.stack)
+    )
     cast, cast_back = casts(op, forward, context, first=sends)
     backward = forward.transposes(accumulate=accumulates)
     if op.kind == "router" and dtype != "fp32":
@@ -228,7 +239,9 @@ def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork
     n = sum(context.size(param.dims[1]) for op in ops for param in op.params if len(param.dims) > 2)
     rows = max(1, context.size(ROUTED) // experts)
     streams = EXPERT_STREAMS if context.stack == "megatron" else 0
-    forward = Matmul(m=rows, n=n, k=k, dtype=_dtype(ops[0], context), groups=experts, streams=streams)
+    dtype = _dtype(ops[0], context)
+    scales = _scales(dtype, context)
+    forward = Matmul(m=rows, n=n, k=k, dtype=dtype, scales=scales, groups=experts, streams=streams)
     cast, cast_back = casts(ops[0], forward, context, first=True) if context.stack == "megatron" else ((), ())
     return OpWork(
         name=ops[0].name,

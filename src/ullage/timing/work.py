@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from ullage.calibration.matmul import Scales
 from ullage.calibration.memory import MemoryKind
 from ullage.frozen import frozen, hash_once, replace
 from ullage.hardware.curve import Kind
@@ -15,7 +16,8 @@ class Matmul:
     """[m, k] x [k, n], ``groups`` of them (experts; m is then the rows of each), in one kernel or one each on ``streams`` streams.
 
     accumulate: into an fp32 buffer (Megatron's gradient accumulation fusion). aligned: rows of all three start at multiples of 16 bytes.
-    rowwise: 8-bit operands with a scale for each row (torch._scaled_mm's own kernel, CUTLASS). cuda: whose cuBLAS; "" a recent one.
+    scales: of 8-bit operands, one for each "tensor", each "row" (torch._scaled_mm's own kernel, CUTLASS) or each "block" of 32. cuda: whose
+    cuBLAS; "" a recent one.
     direction: which of a linear's three it is.
     """
 
@@ -27,7 +29,7 @@ class Matmul:
     accumulate: bool = False
     streams: int = 0
     aligned: bool = True
-    rowwise: bool = False
+    scales: Scales = "tensor"
     cuda: str = ""
     direction: Direction = "forward"
 
