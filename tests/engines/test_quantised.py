@@ -119,8 +119,9 @@ PACKING = {"name": "single", "options": {"quantize_moe_experts": True}}
 def test_packed_experts_are_unpacked_whole(
     model: dict[str, object], base: str, precision: object, recompute: str, traced_bytes: int
 ) -> None:
-    """Figures recorded of transformers 5.24 and PEFT 0.21.2 on fake tensors, the experts packed by bitsandbytes 0.50.2 (replace_parameter_4bit;
-    int8: by a parametrization that makes what axolotl's does), the linears replaced by what their CUDA kernels allocate."""
+    """Figures recorded of transformers 5.24 and PEFT 0.21.2 on fake tensors, the experts packed by bitsandbytes 0.50.2
+    (replace_parameter_4bit; int8: by a parametrization that makes what axolotl's does), the linears replaced by what their CUDA
+    kernels allocate."""
     targets = ["o_proj"] if model is GLM4_MOE_LITE else ["q_proj", "v_proj"]
     lora = {"rank": 16, "targets": targets, "base": base}
     found = _estimate(model=model, precision=precision, recompute=recompute, lora=lora, engine=PACKING)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ullage.job.adapted import QUANTISED
 from ullage.kernels.eager import Tape, Value
+from ullage.kernels.step import Buffer
 from ullage.kernels.transformers_quantised import scales
 from ullage.model.graph import Dim, Param
 
@@ -25,10 +26,11 @@ def whole(tape: Tape, param: Param, name: str, dims: tuple[Dim, ...]) -> Value |
         return None
     in_eight = param.elements == "int8"
     made = Value(f"{name}{_KEPT}", dims, "fp32" if in_eight else tape.context.compute)
+    scratch: tuple[Buffer, ...] = ()
     if in_eight:
         scratch = (tape.scratch(f"{name}.scaled", made),)
-    else:
-        scratch = scales(tape, name, dims)[:1] if param.elements == "nf4-double" else ()
+    elif param.elements == "nf4-double":
+        scratch = scales(tape, name, dims)[:1]
     return tape.emit(made.name, (), made, what=f"{name} weights, unpacked", scratch=scratch)
 
 

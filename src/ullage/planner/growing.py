@@ -1,14 +1,14 @@
 """Seconds of a block's work as it grows with the micro-batch: of any number of sequences, from the work of one and of two.
 
 Ops and tensors grow evenly, but for copies that one sequence does not need. Seconds of what moves through memory then do too; those of
-matmuls, attention and exchanges are looked up for what comes out, whose efficiency does not grow evenly. A search asks for all micro-batches
-that a grid may have, so that all of them are looked up in one go.
+matmuls, attention and exchanges are looked up for what comes out, whose efficiency does not grow evenly. A search asks for all
+micro-batches that a grid may have, so that all of them are looked up in one go.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cached_property, lru_cache
 

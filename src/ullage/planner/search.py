@@ -380,8 +380,8 @@ class Search:
         return None
 
     def _too_large(self, strategy: Strategy, job: Job) -> int:
-        """The high estimate of a rank whose allocated bytes are too many; 0 where there is none. Ranks that do not have the head do not know
-        of the loss: what they have no room for under one, they have none for under another."""
+        """The high estimate of a rank whose allocated bytes are too many; 0 where there is none. Ranks that do not have the head do not
+        know of the loss: what they have no room for under one, they have none for under another."""
         whatever_loss = self._whatever_loss(strategy, job)
         if whatever_loss not in self._no_room:
             kinds = [stage.index for stage in strategy.stages if stage.first_of_kind]
