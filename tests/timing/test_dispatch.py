@@ -33,6 +33,14 @@ def _job(layout: dict[str, object], **options: object) -> object:
     return read_job(JOB | {"layout": layout, "engine": {"name": "megatron", "zero_stage": 1, "options": options}})
 
 
+def _exchanged(backend: str) -> list[list[tuple[str, int]]]:
+    job = _job({"dp": 8, "ep": RANKS}, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
+    graph = graph_of(job)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    work = next(work for work in block_work(layer, context_of(job, graph)) if work.name == "dispatch exchange")
+    return [[(one.kind, one.payload_bytes) for one in way.exchanges] for way in (work.forward, work.backward)]
+
+
 def _moved(ep: int, dispatcher: str) -> dict[str, list[tuple[int, ...]]]:
     job = _job({"dp": 8, "ep": ep}, moe_token_dispatcher_type=dispatcher)
     graph = graph_of(job)
@@ -67,3 +75,11 @@ def test_one_expert_a_rank_is_permuted_all_the_same() -> None:
     arrived = round(ROWS * 8 * (1 - (1 - 1 / 8) ** TOP_K) / TOP_K)
     moved = _moved(8, "flex")
     assert moved["permute"][0] == moved["combine"][0] == (arrived + ROWS,)
+
+
+def test_hybrid_ep_gathers_where_tokens_go_before_it_sends_them() -> None:
+    """DeepEP's hybrid-ep branch, HybridEPBuffer.dispatch: a torch.bool for each token of the group and each of its experts."""
+    forward, backward = _exchanged("hybridep")
+    sent, *others = _exchanged("deepep")
+    assert forward == [("all_gather", RANKS * TOKENS * 8), *sent]
+    assert [backward] == others

@@ -24,6 +24,15 @@ def sends_once(context: Context) -> bool:
     return context.ep > 1 and any(context.option(name) in values for name, values in ONCE.items())
 
 
+def gathers_maps(context: Context) -> bool:
+    """Megatron's flexible dispatcher is DeepEP's where no option says otherwise (Megatron-Core transformer_config.py)."""
+    return (
+        context.stack == "megatron"
+        and sends_once(context)
+        and context.option("moe_flex_dispatcher_backend") == "hybridep"
+    )
+
+
 def permuted(steps: Iterable[Step], ops: Iterable[Op], context: Context) -> Iterator[Step]:
     """The steps, those of Megatron's dispatcher with what DeepEP and HybridEP move: one kernel puts the tokens that came into their
     experts' order, a row for each expert; another adds up a token's rows before they are sent back. The sending side permutes nothing

@@ -12,8 +12,8 @@ from ullage.kernels import megatron_mamba
 from ullage.kernels.narrow import PER_TENSOR, operand_bytes, recipe
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
-from ullage.model.graph import BATCH, ROUTED, SEQ, Op, Tensor
-from ullage.timing.dispatch import sends_once
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Op, Tensor
+from ullage.timing.dispatch import gathers_maps, sends_once
 from ullage.timing.work import Exchange, OpWork, Pass
 
 
@@ -190,6 +190,15 @@ def expert_parallel(op: Op, context: Context) -> Exchange:
     copies = context.size("top_k") if sends_once(context) else 1
     payload = math.ceil(rows * once_each(copies, context.ep))
     return Exchange(kind="all_to_all", axis="ep", payload_bytes=payload, copies=copies)
+
+
+def maps_of_all(op: Op, context: Context) -> tuple[Exchange, ...]:
+    """Before HybridEP dispatches, each rank gathers which experts every rank's tokens go to, a byte for each of either (DeepEP, branch
+    hybrid-ep, deep_ep/hybrid_ep_buffer.py); on the way back it has them still."""
+    if op.kind != "dispatch" or not gathers_maps(context):
+        return ()
+    tokens = context.ep * context.numel((BATCH, SEQ_SP))
+    return (Exchange(kind="all_gather", axis="ep", payload_bytes=tokens * context.size("router")),)
 
 
 def scan_parallel(op: Op, context: Context) -> OpWork:

@@ -26,6 +26,7 @@ from ullage.timing.exchanges import (
     context_parallel_moves,
     expert_parallel,
     gathered_logits,
+    maps_of_all,
     ring_parts,
     scan_parallel,
     split_loss,
@@ -151,7 +152,8 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
         return _attention(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
         sent = Pass(exchanges=(expert_parallel(op, context),))
-        return OpWork(name=f"{op.name} exchange", module=op.module, forward=sent, backward=sent)
+        told = Pass(exchanges=(*maps_of_all(op, context), *sent.exchanges))
+        return OpWork(name=f"{op.name} exchange", module=op.module, forward=told, backward=sent)
     if op.kind == "ssm" and context.cp > 1:
         return scan_parallel(op, context)
     if op.kind == "embedding" and context.tp > 1:
