@@ -120,8 +120,7 @@ def test_packed_experts_are_unpacked_whole(
     model: dict[str, object], base: str, precision: object, recompute: str, traced_bytes: int
 ) -> None:
     """Figures recorded of transformers 5.24 and PEFT 0.21.2 on fake tensors, the experts packed by bitsandbytes 0.50.2
-    (replace_parameter_4bit; int8: by a parametrization that makes what axolotl's does), the linears replaced by what their CUDA
-    kernels allocate."""
+    (replace_parameter_4bit; int8: a parametrization as axolotl's), the linears replaced by what their CUDA kernels allocate."""
     targets = ["o_proj"] if model is GLM4_MOE_LITE else ["q_proj", "v_proj"]
     lora = {"rank": 16, "targets": targets, "base": base}
     found = _estimate(model=model, precision=precision, recompute=recompute, lora=lora, engine=PACKING)
@@ -175,11 +174,55 @@ def test_a_base_that_is_not_packed_packs_no_experts() -> None:
         _estimate(model=QWEN3_MOE, engine=PACKING, lora={"base": "bf16"})
 
 
-def test_packed_weights_are_not_sharded() -> None:
-    engine = {"name": "fsdp2", "zero_stage": 3}
+WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 1376}
+
+
+@pytest.mark.parametrize(
+    ("base", "precision", "recompute", "storage", "traced_bytes"),
+    [
+        ("nf4", "bf16", "none", "bf16", 47_174_656),
+        ("nf4", "bf16-mixed", "full", None, 24_571_904),
+        ("nf4", "bf16", "full", "uint8", 25_268_224),
+        ("nf4-double", "bf16", "full", None, 23_334_912),
+        ("nf4-double", "bf16-mixed", "none", "bf16", 47_443_968),
+        ("nf4-double", "bf16", "none", "uint8", 49_590_272),
+    ],
+)
+def test_fsdp2_shards_what_has_a_floating_type(
+    base: str, precision: str, recompute: str, storage: str | None, traced_bytes: int
+) -> None:
+    """Traced of torch's FSDP2 as accelerate 1.15 calls it (bytes are among ignored_params), around PEFT 0.21.2 and transformers 5.24 with
+    weights of the sizes that bitsandbytes packs: scales and levels are no parameters and are whole on each of four ranks."""
+    options = {} if storage is None else {"bnb_4bit_quant_storage": storage}
+    found = _estimate(
+        model=WIDE,
+        cluster="4xA100-SXM-80GB",
+        engine={"name": "fsdp2", "zero_stage": 3, "options": options},
+        precision=precision,
+        recompute=recompute,
+        lora={"rank": 16, "targets": ["q_proj", "v_proj"], "base": base},
+    )
+    account = found.peak.allocated_bytes - by_category(found.ledger)["workspace"]
+    assert account == pytest.approx(traced_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [
+        ({"name": "deepspeed", "zero_stage": 3}, "lora.base"),
+        ({"name": "fsdp1"}, "lora"),
+        ({"name": "fsdp2", "options": {"quantize_moe_experts": True}}, "lora.base"),
+        # accelerate shards it, and FSDP2 casts it for its gather (_fsdp_param.py, all_gather_inputs)
+        ({"name": "fsdp2", "options": {"bnb_4bit_quant_storage": "fp32"}}, "engine.options.bnb_4bit_quant_storage"),
+    ],
+)
+def test_packed_weights_are_not_sharded_elsewhere(engine: dict[str, object], key: str) -> None:
+    model = QWEN3_MOE if "quantize_moe_experts" in str(engine) else LLAMA
     with pytest.raises(Unsupported) as raised:
-        _estimate(model="llama-2-7b", engine=engine, cluster="2xA100-SXM-80GB", lora={"base": "nf4"})
-    assert raised.value.key == "lora.base"
+        _estimate(
+            model=model, engine=engine, cluster="2xA100-SXM-80GB", lora={"base": "nf4", "targets": ["q_proj", "v_proj"]}
+        )
+    assert raised.value.key == key
 
 
 @pytest.mark.parametrize(("precision", "has_room"), [("bf16", True), ("fp32", False)])

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import prod
 
 from ullage.engines.base import sized
+from ullage.job.job import Job
 from ullage.kernels.transformers_quantised import BLOCK
 from ullage.memory.program import Item
 from ullage.memory.rank import LocalParam
@@ -17,6 +18,11 @@ from ullage.model.graph import Graph
 
 FROZEN = "frozen parameters"
 """What a ledger calls the weights beside them."""
+WEIGHTS = "4-bit weights"
+STORAGE = "bnb_4bit_quant_storage"
+"""The type as which torch sees the bytes of a packed weight (transformers' BitsAndBytesConfig)."""
+AS_BYTES = "fp8"
+"""An option's reader calls every type of eight bits so (job/options/spec.py)."""
 SCALES = 256
 """Scales that share a scale (functional.py, quantize_4bit)."""
 LEVELS = 16
@@ -35,13 +41,24 @@ def held(params: Iterable[LocalParam], graph: Graph, *, torchao: bool = False) -
     ]
 
 
+def shards(job: Job) -> bool:
+    """Whether FSDP2 shards packed weights: where their bytes are seen as floating numbers. accelerate leaves all others out, whole on every
+    rank (utils/fsdp_utils.py, fsdp2_prepare_model). Recipes for FSDP say bf16, bitsandbytes' default is uint8."""
+    return job.engine.options.get(STORAGE) != AS_BYTES
+
+
+def beside(params: Iterable[LocalParam], graph: Graph) -> list[Item]:
+    """What a packed weight is read by: its scales and levels, attributes of it, which no engine shards."""
+    return [item for item in held(params, graph) if item.what != WEIGHTS]
+
+
 def _tensors(local: LocalParam, graph: Graph) -> list[tuple[str, int, str]]:
     """(what, elements, type) of one weight. In 8 bits: a scale for each output feature (nn/modules.py, Int8Params: CB and SCB)."""
     numel, base = local.numel, str(local.param.elements)
     if base == "int8":
         return [("8-bit weights", numel, "int8"), ("scales of 8-bit weights", _rows(local, graph), "fp32")]
     scales = -(-numel // BLOCK)
-    packed = [("4-bit weights", -(-numel // 2), "uint8"), ("4-bit levels", LEVELS, "fp32")]
+    packed = [(WEIGHTS, -(-numel // 2), "uint8"), ("4-bit levels", LEVELS, "fp32")]
     if base == "nf4":
         return [*packed, ("scales of 4-bit weights", scales, "fp32")]
     return [
@@ -56,7 +73,7 @@ def _tensors(local: LocalParam, graph: Graph) -> list[tuple[str, int, str]]:
 def _nf4_tensor(numel: int) -> list[tuple[str, int, str]]:
     """Of a bf16 weight (torchao quantization/quantize_/workflows/nf4/nf4_tensor.py)."""
     return [
-        ("4-bit weights", numel // 2, "uint8"),
+        (WEIGHTS, numel // 2, "uint8"),
         ("scales of 4-bit weights", numel // BLOCK, "int8"),
         ("scales of scales", numel // (BLOCK * SCALES), "bf16"),
         ("mean scale", 1, "bf16"),

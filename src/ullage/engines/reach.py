@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ullage.engines.quantised import AS_BYTES, STORAGE
 from ullage.errors import Unsupported
-from ullage.job.adapted import adapters_type, model_type
+from ullage.job.adapted import PACKED, adapters_type, model_type, packs_experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 
@@ -72,7 +73,10 @@ def refuse_what_is_not_read(job: Job) -> None:
         value = is_set(job)
         if value is not None:
             allowed = ", ".join(("bf16", *_packed(job))) if key == "lora.base" else None
-            raise Unsupported(f"is not modelled {_where(job, key)} yet", key=key, value=value, allowed=allowed)
+            remedy = "use engine fsdp2, which shards four bits" if _shards_packed(job, key) else None
+            raise Unsupported(
+                f"is not modelled {_where(job, key)} yet", key=key, value=value, allowed=allowed, remedy=remedy
+            )
 
 
 def runs_along_the_sequence(job: Job) -> bool:
@@ -155,11 +159,33 @@ _PACKED = {
     "torchtune": ("nf4-double",),  # torchao quantises the scales always
 }
 """In what a stack packs a frozen base."""
+_SHARDS_PACKED = ("transformers", "liger")
+"""Stacks of which FSDP2's shards of a packed base are known."""
 
 
 def _packed(job: Job) -> tuple[str, ...]:
-    """No engine shards what is packed."""
-    return _PACKED.get(job.stack, ()) if job.engine.name in ("single", "ddp") else ()
+    """Bases that the job's engine knows: FSDP2 shards four bits in transformers' code, but for experts, which axolotl packs as bytes."""
+    known = _PACKED.get(job.stack, ())
+    if job.engine.name in ("single", "ddp"):
+        return known
+    sharded = job.engine.name == "fsdp2" and job.stack in _SHARDS_PACKED
+    in_reach = sharded and not packs_experts(job) and job.offload.params == "none"
+    return tuple(base for base in known if base in PACKED) if in_reach else ()
+
+
+def _shards_packed(job: Job, key: str) -> bool:
+    """Whether FSDP2 would take the base that the job's engine does not."""
+    others = ("fsdp1", "deepspeed", "zero1")
+    lora = job.lora
+    packs = lora is not None and lora.base in PACKED and not packs_experts(job)
+    return key == "lora.base" and packs and job.engine.name in others and job.stack in _SHARDS_PACKED
+
+
+def _storage(job: Job) -> object:
+    """FSDP2 gathers in the compute type: bytes that are seen as another would be cast, and are no packed weight any more."""
+    said = job.engine.options.get(STORAGE)
+    sharded = job.engine.name == "fsdp2" and job.lora is not None and job.lora.base in PACKED
+    return said if sharded and said not in (None, AS_BYTES, job.precision.compute) else None
 
 
 def _base(job: Job) -> object:
@@ -175,6 +201,7 @@ def _adapters_type(job: Job) -> object:
 _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
+    f"engine.options.{STORAGE}": _storage,
     "lora.dora": lambda job: (
         "true" if job.lora is not None and job.lora.dora and not _knows(job, ("single", "ddp")) else None
     ),

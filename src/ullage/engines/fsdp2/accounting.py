@@ -9,7 +9,7 @@ from ullage.engines.base import Account, context_of
 from ullage.engines.fsdp2.flat import asking_as_wholes
 from ullage.engines.fsdp2.pipelined import PipelinedStep, receive_buffers
 from ullage.engines.fsdp2.policy import units_of, unwrapped
-from ullage.engines.fsdp2.states import beside, host_bytes, states
+from ullage.engines.fsdp2.states import beside, host_bytes, packed, states
 from ullage.engines.fsdp2.step import Step
 from ullage.engines.recompute import stops_early
 from ullage.engines.replica import plain
@@ -49,6 +49,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     stages = stages_of(graph, job.layout, rank, context)
     static = [
         *states(job, rank, units),
+        *packed(job, rank),
         *beside(job, context, _rotary_dim(graph)),
         *receive_buffers(job, stages),
     ]

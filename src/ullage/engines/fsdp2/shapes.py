@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+from ullage.engines import quantised
 from ullage.engines.fsdp2.units import Shape
-from ullage.job.adapted import model_type
+from ullage.job.adapted import PACKED, model_type
 from ullage.job.bind import is_expert, local_sizes
 from ullage.job.job import Job
 from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Graph, Op, Param
+
+WEIGHTS_A_WORD = 4
+"""In a number of 16 bits."""
 
 
 def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shape:
@@ -33,6 +37,17 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
             dims[0] * math.prod(dims[2:]),
         )  # torchtitan shards experts on dim 1 where ranks outnumber them
     name = f"{block.name}.{param.name}"
+    if param.elements in PACKED:  # a column of bytes, seen as numbers of the compute type, so that no gather casts them
+        words = -(-rows * columns // WEIGHTS_A_WORD)
+        return Shape(
+            name=name,
+            rows=words,
+            columns=1,
+            shards=shards,
+            trainable=False,
+            original=job.precision.compute,
+            gathered_as=job.precision.compute,
+        )
     whole_gradient = job.stack == "transformers" and name in whole_gradients(graph)
     return Shape(
         name=name,
@@ -70,5 +85,7 @@ def block_shapes(graph: Graph, job: Job, block: Block, rank: Rank) -> tuple[Shap
         shape_of(graph, job, op, param, block)
         for op in block.ops
         for param in op.params
-        if not param.buffer and f"{block.name}.{param.name}" in held
+        if not param.buffer
+        and f"{block.name}.{param.name}" in held
+        and (param.elements not in PACKED or quantised.shards(job))
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ullage import dtypes
-from ullage.engines import optimizer
+from ullage.engines import optimizer, quantised
 from ullage.engines.base import cublas_workspaces, optimizer_of, pinned, registered, sized
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
 from ullage.hardware import overheads
+from ullage.job.adapted import PACKED, graph_of
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -28,6 +29,16 @@ def shapes_on(rank: Rank, units: list[Units]) -> list[tuple[Shape, int]]:
             for shape in unit.shapes:
                 seen.setdefault(shape.name, shape)
     return [(shape, counts.get(name) or blocks.get(name.split(".")[0], 1)) for name, shape in seen.items()]
+
+
+def packed(job: Job, rank: Rank) -> list[Counted]:
+    """What of a packed base is whole on every rank: scales and levels, and the weights too where they are not sharded."""
+    found = [param for param in rank.params if param.param.elements in PACKED]
+    if not found:
+        return []
+    graph = graph_of(job)
+    items = quantised.beside(found, graph) if quantised.shards(job) else quantised.held(found, graph)
+    return [(item, 1) for item in items]
 
 
 def states(job: Job, rank: Rank, units: list[Units]) -> list[Counted]:

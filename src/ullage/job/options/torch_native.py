@@ -23,7 +23,7 @@ _FSDP = table(
     {
         Status.MODELLED: {
             RESHARD: "reshard_after_forward",
-            DTYPE: "reduce_dtype",
+            DTYPE: "reduce_dtype bnb_4bit_quant_storage",
             # Read into zero_stage, shard_group and recompute, or held against them.
             # Composer's mixed_precision says whose trainer it is; its types stand in precision.
             TEXT: "sharding_strategy mixed_precision",
@@ -36,7 +36,7 @@ _FSDP = table(
                 activation_checkpointing_reentrant sync_module_states cpu_ram_efficient_loading keep_low_precision_grads
                 cast_forward_inputs cast_root_forward_inputs use_torch_fsdp2 simple_fsdp
                 optimizer_created_before_sharding te_linears reshard_after_backward""",
-            DTYPE: "param_dtype buffer_dtype output_dtype bnb_4bit_quant_storage",
+            DTYPE: "param_dtype buffer_dtype output_dtype",
             TEXT: "backward_prefetch norm_type",
             WORDS: "auto_wrap_policy custom_sharded_layers fsdp_transformer_layer_cls_to_wrap",
             COUNT: "set_reduce_scatter_max_input_buffers min_num_params",
