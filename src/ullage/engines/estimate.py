@@ -12,6 +12,7 @@ from ullage.engines.reserved import reserved_bytes
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
 from ullage.job.adapted import graph_of, left_out
+from ullage.job.adapted_experts import untrained
 from ullage.job.job import Job
 from ullage.memory.ledger import Line, ledger
 from ullage.memory.overhead import outside_allocator
@@ -113,7 +114,7 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
         trainable_parameters=trainable,
         flops_per_step=_flops_per_step(job, graph),
         outside=tuple((one.what, one.bytes, one.provenance) for one in worst.overheads),
-        warnings=(*job.warnings, *left_out(job), *worst.account.warnings),
+        warnings=(*job.warnings, *left_out(job), *untrained(graph), *worst.account.warnings),
     )
 
 

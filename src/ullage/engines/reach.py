@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ullage.engines.quantised import AS_BYTES, STORAGE
 from ullage.errors import Unsupported
-from ullage.job.adapted import PACKED, adapters_type, model_type, packs_experts
+from ullage.job.adapted import PACKED, adapters_type, model_type
+from ullage.job.adapted_experts import packs_experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 

@@ -66,10 +66,9 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
     """Every parameter in the type that it is kept in: the model's, and adapters beside a frozen one."""
     if job.lora is None:
         return [parameters(rank, job.precision.params)]
-    frozen = [param for param in rank.params if not param.param.trainable]
-    trained = [param for param in rank.params if param.param.trainable]
-    adapters = [param for param in trained if is_adapter(param.name)]
-    in_full = [param for param in trained if not is_adapter(param.name)]
+    adapters = [param for param in rank.params if is_adapter(param.name)]
+    frozen = [param for param in rank.params if not param.param.trainable and param not in adapters]
+    in_full = [param for param in rank.params if param.param.trainable and param not in adapters]
     own = [param for param in frozen if param.param.elements not in QUANTISED]
     return [
         _tensors(own, model_type(job), FROZEN, "parameters"),

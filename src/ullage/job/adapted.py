@@ -9,7 +9,8 @@ from math import prod
 
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
-from ullage.job import adapted_litgpt, adapted_megatron, freezing
+from ullage.job import adapted_experts, adapted_litgpt, adapted_megatron, freezing
+from ullage.job.adapted_experts import Experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
@@ -38,9 +39,6 @@ QUANTISED = (*PACKED, "int8")
 replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""
 
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-PACKS_EXPERTS = "quantize_moe_experts"
-"""axolotl's option (engine.options)."""
-
 _NEOX = {"qkv": "query_key_value", "o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
 _LATENT = {"kv_a_proj": "kv_a_proj_with_mqa"}
 NAMES: dict[str, dict[str, str]] = {
@@ -125,7 +123,7 @@ def trained(graph: Graph, job: Job) -> Graph:
     if job.lora is not None:
         _refuse_together(job, job.lora)
     types = (adapters_type(job), _seen_as(job), model_type(job)) if job.lora is not None else ("", "", "")
-    rest = (job.freeze, _asks_for_input_gradients(job), job.stack, packs_experts(job))
+    rest = (job.freeze, _asks_for_input_gradients(job), job.stack, adapted_experts.of(job))
     return _trained(graph, job.lora, types, *rest)
 
 
@@ -150,9 +148,9 @@ def _trained(
     freeze: tuple[str, ...],
     input_grads: bool,
     stack: str,
-    experts: bool,
+    experts: Experts,
 ) -> Graph:
-    """types: of the adapters, as they are kept and as the layer code sees them, and of the model. experts: packed with the rest."""
+    """types: of the adapters, as they are kept and as the layer code sees them, and of the model."""
     found = graph if lora is None else _with_adapters(graph, lora, types, stack, experts)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)
@@ -160,13 +158,7 @@ def _trained(
 
 def _refuse_together(job: Job, lora: Lora) -> None:
     """What adapters do not go with, or not yet."""
-    if packs_experts(job) and lora.base not in QUANTISED:
-        raise InvalidInput(
-            f"packs experts as lora.base says, which is {lora.base}",
-            key=f"engine.options.{PACKS_EXPERTS}",
-            value="true",
-            remedy=f"leave it out, or set lora.base to {', '.join(QUANTISED)}",
-        )
+    adapted_experts.refuse_together(job, lora, QUANTISED)
     if lora.modules_to_save and job.freeze:
         raise Unsupported(
             "is not modelled beside freeze", key="lora.modules_to_save", value=", ".join(lora.modules_to_save)
@@ -175,7 +167,7 @@ def _refuse_together(job: Job, lora: Lora) -> None:
         raise Unsupported("as a target is not modelled with a loss that has no logits", key="lora.targets", value=HEAD)
 
 
-def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str, experts: bool) -> Graph:
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str, experts: Experts) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     if stack == "megatron":
@@ -183,8 +175,7 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack:
     if stack == "litgpt":
         return adapted_litgpt.adapted(graph, lora, types[0], NAMES.get(graph.runs[0].block.family, {}))
     found: set[str] = set()
-    packed = ("linear", "grouped_linear") if experts else ("linear",)
-    runs = [replace(run, block=_adapted(graph, run.block, lora, types, found, packed)) for run in graph.runs]
+    runs = [replace(run, block=_adapted(graph, run.block, lora, types, found, experts)) for run in graph.runs]
     missing = [target for target in lora.targets if target != ALL_LINEAR and target not in found]
     if missing and (not found or not set(missing) <= _OF_SOME_MODEL):
         raise InvalidInput(
@@ -193,22 +184,16 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack:
             value=", ".join(missing),
             allowed=", ".join(sorted({*names(graph), HEAD, ALL_LINEAR})),
         )
+    adapted_experts.refuse_unmet(graph, experts)
     found_graph = replace(graph, runs=tuple(runs))
     return trained_in_full(found_graph, lora.modules_to_save, types[2]) if lora.modules_to_save else found_graph
-
-
-def packs_experts(job: Job) -> bool:
-    """Whether experts are packed as the linears beside them are. bitsandbytes' quantizer looks for linears alone, and since 5.0
-    transformers holds all experts in one parameter, which stays as it was loaded; axolotl packs those while they are loaded (docs
-    expert_quantization.qmd, monkeypatch/moe_quant.py), under this name."""
-    return job.lora is not None and bool(job.engine.options.get(PACKS_EXPERTS))
 
 
 def _refuse_base(graph: Graph, job: Job, base: str) -> None:
     """What a quantised base does not go with yet."""
     ops = [op for run in graph.runs for op in run.block.ops]
     if any(op.kind == "grouped_linear" for op in ops):
-        _refuse_packed_experts(graph, job, base)
+        adapted_experts.refuse_packed(graph, job, base)
     if (
         job.precision.autocast
         and job.precision.params != "fp32"
@@ -221,43 +206,6 @@ def _refuse_base(graph: Graph, job: Job, base: str) -> None:
             value=base,
             remedy="set precision.params: fp32, as prepare_model_for_kbit_training does, or precision.autocast: false",
         )
-
-
-def _refuse_packed_experts(graph: Graph, job: Job, base: str) -> None:
-    one_parameter = job.stack == "transformers" and (job.stack_version is None or job.stack_version.startswith("5"))
-    if not one_parameter:
-        raise Unsupported(
-            "is not modelled for a model with experts that are linears of their own, as before transformers 5",
-            key="lora.base",
-            value=base,
-        )
-    if _is_published_in_linears(graph) and not packs_experts(job):
-        raise Unsupported(
-            "is not modelled for a llama4 whose experts may have been made linears (its 4-bit checkpoints are) or left in 16 bits",
-            key="lora.base",
-            value=base,
-            remedy=f"set engine.options.{PACKS_EXPERTS}: true where they are packed in one parameter",
-        )
-
-
-    if base == "int8" and packs_experts(job) and job.recompute.kind != "none" and _ends_in_experts(graph):
-        # axolotl's hooks do not run where a checkpoint's recomputation stops early, and torch's cache is then never emptied again
-        raise Unsupported(
-            "is not modelled under recomputation for layers that end in experts, whose unpacked weights then stay",
-            key="lora.base",
-            value=base,
-            remedy="use nf4, or recompute none",
-        )
-
-
-def _ends_in_experts(graph: Graph) -> bool:
-    """Whether a layer has no linear behind its routed experts (a shared expert's)."""
-    kinds = [[op.kind for op in run.block.ops] for run in graph.runs]
-    return any("combine" in of and "linear" not in of[of.index("combine") :] for of in kinds)
-
-
-def _is_published_in_linears(graph: Graph) -> bool:
-    return graph.runs[0].block.family == "llama4_text"
 
 
 def unmodelled(lora: Lora) -> dict[str, object]:
@@ -311,9 +259,10 @@ def _adapted(
     lora: Lora,
     types: tuple[str, str, str],
     found: set[str],
-    packed: tuple[str, ...],
+    experts: Experts,
 ) -> Block:
-    """found: the targets that were met, which this adds to. packed: kinds of ops whose weights are kept as ``lora.base``."""
+    """found: the targets that were met, which this adds to."""
+    packed = ("linear", "grouped_linear") if experts.packed else ("linear",)
     made: list[Op] = []
     for ops in _called(block):
         base = lora.base if block.role == "layer" and ops[0].kind in packed else "bf16"
@@ -324,7 +273,7 @@ def _adapted(
         if meant or (known and block.role == "layer" and ALL_LINEAR in lora.targets):
             frozen[0] = _with_adapter(graph, frozen[0], ops, lora, types)
         made += frozen
-    return replace(block, ops=tuple(made))
+    return adapted_experts.adapted(graph, replace(block, ops=tuple(made)), lora, types, experts)
 
 
 def _frozen(op: Op, base: str) -> Op:

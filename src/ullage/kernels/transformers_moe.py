@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ullage.kernels import transformers_packed_experts as packed_experts
+from ullage.kernels import transformers_expert_weights as expert_weights
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
@@ -173,7 +173,7 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
     name = str(first.attrs["group"] or first.name)
     inner = first.params[0].dims[-1]
     width = sum(tape.context.size(op.params[0].dims[1]) for op in ops)
-    whole = packed_experts.whole(tape, first.params[0], name, ("experts", width, inner))
+    whole = expert_weights.made(tape, first, name, ("experts", width, inner))
     dtype = whole.dtype if whole is not None else tape.weight_dtype
     beside = (whole,) if whole is not None else ()
     source = tape.cast(tape[first.inputs[0]], dtype, f"{first.name}.input")
@@ -187,10 +187,13 @@ def grouped(tape: Tape, ops: tuple[Op, ...]) -> Value:
         output,
         what=f"{name} output",
         saves=(source, *beside, *offsets),
-        no_grad=beside,
+        no_grad=beside if not expert_weights.is_adapted(first) else (),
         weights=(weight,),
         backward_scratch=_one_experts_gradient(tape, name, (width, inner)),
-        serves={source.name: (weight.param,), **{one.name: (source.name,) for one in beside}},
+        serves={
+            source.name: (weight.param, *(one.name for one in beside)),
+            **{one.name: (source.name,) for one in beside},
+        },
     )
     if not single:
         tape.views(output, tuple(replace_dims(op, output) for op in ops))
@@ -250,7 +253,7 @@ def combine(tape: Tape, op: Op) -> Value:
         tape.cast(final, output.dtype, output.name)
     names = ("dispatch.expert_ids", "dispatch.permutation", "dispatch.histogram", "dispatch.counts", "dispatch.offsets")
     named = [tape[name] for name in names if name in tape.values]
-    tape.hold(ordered, final, rows, source, order, tape["rows"], *named, *packed_experts.kept(tape))
+    tape.hold(ordered, final, rows, source, order, tape["rows"], *named, *expert_weights.kept(tape))
     return tape.define(output)
 
 

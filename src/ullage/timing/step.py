@@ -15,6 +15,7 @@ from ullage.engines.pipeline import actions_of, micro_batches_of_chunk
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
 from ullage.frozen import frozen, replace
+from ullage.job import adapted_experts
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job, Recompute
 from ullage.memory.rank import Chunk, placed
@@ -73,6 +74,8 @@ def _refuse(job: Job) -> None:
         raise Unsupported(what, key="a model of which only a part is trained")
     if job.lora is not None and job.lora.dora:
         raise Unsupported("is not timed", key="lora.dora", value="true")
+    if job.lora is not None and job.engine.options.get(adapted_experts.TARGETS):
+        raise Unsupported("is not timed", key=f"engine.options.{adapted_experts.TARGETS}", value="set")
     if job.lora is not None and job.lora.base == "int8":
         raise Unsupported("is not timed", key="lora.base", value="int8")
     offload.refuse(job)

@@ -14,7 +14,7 @@ OPTIONS: tuple[Option, ...] = table(
             FLAG: "expandable_segments optimizer_in_bwd use_dora quantize_moe_experts",
             SWITCH: "attention_backend",
             DTYPE: "lora_dtype",
-            WORDS: "modules_to_save",
+            WORDS: "modules_to_save lora_target_parameters",
             NUMBER: "momentum",
         },
         Status.NOT_MODELLED: {
@@ -27,7 +27,6 @@ OPTIONS: tuple[Option, ...] = table(
                 use_reentrant cudnn_benchmark use_cache amsgrad nesterov packed""",
             NUMBER: "beta1 garbage_collection_threshold per_process_memory_fraction",
             COUNT: "max_split_size_mb roundup_power2_divisions torch_empty_cache_steps optimizer_block_size nccl_buffsize",
-            WORDS: "lora_target_parameters",
             ANY: "large_segment_size_mb cublas_workspace_config",
         },
         Status.NO_EFFECT: {
