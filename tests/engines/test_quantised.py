@@ -271,6 +271,20 @@ def test_fsdp2_shards_what_has_a_floating_type(
     assert account == pytest.approx(traced_bytes, rel=0.005)
 
 
+def test_fsdp2_shards_the_scales_of_torchao_s_weights_too() -> None:
+    """NF4Tensor hands FSDP2 its weights, scales and scales of scales (torchao nf4_tensor.py, fsdp_pre_all_gather): a byte of scales for 64
+    weights and two for 256 x 64."""
+    engine = {"name": "fsdp2", "zero_stage": 3}
+    keys: dict[str, Any] = {"model": "llama-2-7b", "engine": engine, "cluster": "4xA100-SXM-80GB", "stack": "torchtune"}
+    lora = {"rank": 16, "targets": ["q_proj", "v_proj"]}
+    wide, narrow = (
+        by_category(_estimate(**keys, recompute="full", lora={**lora, "base": base}).ledger)["parameters"]
+        for base in ("bf16", "nf4-double")
+    )
+    layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    assert wide - narrow == pytest.approx(layers / 4 * (2 - 1 / 2 - 1 / 64 - 2 / (256 * 64)), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("engine", "key"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
+from ullage.dtypes import size_bytes
 from ullage.engines.base import sized
 from ullage.job.job import Job
 from ullage.kernels.transformers_quantised import BLOCK
@@ -19,6 +20,7 @@ from ullage.model.graph import Graph
 FROZEN = "frozen parameters"
 """What a ledger calls the weights beside them."""
 WEIGHTS = "4-bit weights"
+_LONG = (WEIGHTS, "scales of 4-bit weights", "scales of scales")
 STORAGE = "bnb_4bit_quant_storage"
 """The type as which torch sees the bytes of a packed weight (transformers' BitsAndBytesConfig)."""
 AS_BYTES = "fp8"
@@ -47,9 +49,20 @@ def shards(job: Job) -> bool:
     return job.engine.options.get(STORAGE) != AS_BYTES
 
 
-def beside(params: Iterable[LocalParam], graph: Graph) -> list[Item]:
-    """What a packed weight is read by: its scales and levels, attributes of it, which no engine shards."""
-    return [item for item in held(params, graph) if item.what != WEIGHTS]
+def sharded_bytes(job: Job, numel: int) -> int:
+    """Of one packed weight, what FSDP2 shards and gathers: bitsandbytes' bytes; of torchao's NF4Tensor each tensor that is as long as the
+    weight (nf4_tensor.py, fsdp_pre_all_gather)."""
+    if job.stack != "torchtune":
+        return -(-numel // 2)
+    return sum(size_bytes(count, dtype) for what, count, dtype in _nf4_tensor(numel) if what in _LONG)
+
+
+def beside(job: Job, params: Iterable[LocalParam], graph: Graph) -> list[Item]:
+    """What a packed weight is read by and no engine shards: attributes of it."""
+    torchao = job.stack == "torchtune"
+    return [
+        item for item in held(params, graph, torchao=torchao) if item.what not in (_LONG if torchao else (WEIGHTS,))
+    ]
 
 
 def _tensors(local: LocalParam, graph: Graph) -> list[tuple[str, int, str]]:
@@ -74,8 +87,8 @@ def _nf4_tensor(numel: int) -> list[tuple[str, int, str]]:
     """Of a bf16 weight (torchao quantization/quantize_/workflows/nf4/nf4_tensor.py)."""
     return [
         (WEIGHTS, numel // 2, "uint8"),
-        ("scales of 4-bit weights", numel // BLOCK, "int8"),
-        ("scales of scales", numel // (BLOCK * SCALES), "bf16"),
+        (_LONG[1], numel // BLOCK, "int8"),
+        (_LONG[2], numel // (BLOCK * SCALES), "bf16"),
         ("mean scale", 1, "bf16"),
         ("4-bit levels", LEVELS, "bf16"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ullage import dtypes
 from ullage.engines.quantised import AS_BYTES, STORAGE
 from ullage.errors import Unsupported
 from ullage.job.adapted import PACKED, adapters_type, model_type
@@ -160,16 +161,16 @@ _PACKED = {
     "torchtune": ("nf4-double",),  # torchao quantises the scales always
 }
 """In what a stack packs a frozen base."""
-_SHARDS_PACKED = ("transformers", "liger")
+_SHARDS_PACKED = ("transformers", "liger", "torchtune")
 """Stacks of which FSDP2's shards of a packed base are known."""
 
 
 def _packed(job: Job) -> tuple[str, ...]:
-    """Bases that the job's engine knows: FSDP2 shards four bits in transformers' code, but for experts, which axolotl packs as bytes."""
+    """Bases that the job's engine knows: FSDP2 shards four bits, but for experts, which axolotl packs as bytes."""
     known = _PACKED.get(job.stack, ())
     if job.engine.name in ("single", "ddp"):
         return known
-    sharded = job.engine.name == "fsdp2" and job.stack in _SHARDS_PACKED
+    sharded = job.engine.name == "fsdp2" and job.stack in _SHARDS_PACKED and dtypes.bits(job.precision.compute) == 16
     in_reach = sharded and not packs_experts(job) and job.offload.params == "none"
     return tuple(base for base in known if base in PACKED) if in_reach else ()
 
@@ -186,7 +187,8 @@ def _storage(job: Job) -> object:
     """FSDP2 gathers in the compute type: bytes that are seen as another would be cast, and are no packed weight any more."""
     said = job.engine.options.get(STORAGE)
     sharded = job.engine.name == "fsdp2" and job.lora is not None and job.lora.base in PACKED
-    return said if sharded and said not in (None, AS_BYTES, job.precision.compute) else None
+    known = (AS_BYTES, job.precision.compute) if job.stack != "torchtune" else ()  # torchao's is a type of its own
+    return said if sharded and said not in (None, *known) else None
 
 
 def _base(job: Job) -> object:

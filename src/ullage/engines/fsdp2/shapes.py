@@ -13,8 +13,8 @@ from ullage.kernels.transformers_parallel import whole_gradients
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Graph, Op, Param
 
-WEIGHTS_A_WORD = 4
-"""In a number of 16 bits."""
+WORD_BYTES = 2
+"""Of the compute types beside which a base is packed."""
 
 
 def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shape:
@@ -38,7 +38,7 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
         )  # torchtitan shards experts on dim 1 where ranks outnumber them
     name = f"{block.name}.{param.name}"
     if param.elements in PACKED:  # a column of bytes, seen as numbers of the compute type, so that no gather casts them
-        words = -(-rows * columns // WEIGHTS_A_WORD)
+        words = -(-quantised.sharded_bytes(job, rows * columns) // WORD_BYTES)
         return Shape(
             name=name,
             rows=words,

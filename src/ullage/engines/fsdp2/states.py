@@ -37,7 +37,7 @@ def packed(job: Job, rank: Rank) -> list[Counted]:
     if not found:
         return []
     graph = graph_of(job)
-    items = quantised.beside(found, graph) if quantised.shards(job) else quantised.held(found, graph)
+    items = quantised.beside(job, found, graph) if quantised.shards(job) else quantised.held(found, graph)
     return [(item, 1) for item in items]
 
 
