@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -222,13 +224,24 @@ def test_two_runs_do_not_write_into_one_folder(training: Training) -> None:
     assert train(JOB, training) is not None
 
 
+def test_a_file_where_the_folder_should_be(training: Training, data: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--out = .*tokens.npy: cannot be written: it is a file; name a folder"):
+        train(JOB, replace(training, out=data))
+
+
+def test_a_tokenizer_that_is_none_is_told_with_token_files_too(training: Training, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--tokenizer = .*nowhere: holds no tokenizer"):
+        train(JOB, replace(training, tokenizer=tmp_path / "nowhere"))
+    assert not training.out.exists()
+
+
 def test_once_over_the_data(training: Training, data: Path) -> None:
     """Twelve sequences, four of them a step."""
     for changes, steps in ({"steps": None}, 3), ({"steps": None, "epochs": 2}, 6):
         found = train(JOB, replace(training, out=training.out / str(steps), **changes))  # type: ignore[arg-type]
         assert found is not None
         assert found.steps == steps
-    with pytest.raises(InvalidInput, match="hold 12 sequences of 24 tokens, and one step takes 20"):
+    with pytest.raises(InvalidInput, match="12 sequences of 24 tokens, and one step takes 20"):
         train(job_of("single", 1, data={"grad_accum": 10}), replace(training, steps=None))
 
 
@@ -295,21 +308,27 @@ LARGE = job_of(
 )
 
 
-def test_memory_that_really_runs_out(
-    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Path
-) -> None:
-    """A budget that the system enforces: which tensor it was, and a plan that goes on within it."""
+def test_memory_that_really_runs_out(training: Training, tmp_path: Path, data: Path) -> None:
+    """A budget that the system enforces: which tensor it was, and a plan that goes on within it. In processes of their own: what one has
+    freed before is no part of its budget."""
     np.save(data, np.arange(256 * 16, dtype=np.uint16))
     command = [*_command(LARGE, training, tmp_path), "--force", "--memory-budget", str(LOGITS * 5 // 2)]
-    assert main(command) == 4
-    found = json.loads(capsys.readouterr().out)
+    stopped = _run(command)
+    assert stopped.returncode == 4, stopped.stderr
+    found = json.loads(stopped.stdout)
     assert found["causes"][0]["kind"] == "logits"
     assert found["causes"][0]["tensor"]["shape"] == [4, 256, 30000]
     assert found["causes"][0]["tensor"]["bytes"] == LOGITS
-    assert main([*command, "--on-oom", "replan"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["last"]["step"] == 4
-    assert "goes on with another plan: data.micro_batch = " in said.err
+    gone_on = _run([*command, "--on-oom", "replan"])
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert json.loads(gone_on.stdout)["last"]["step"] == 4
+    assert "goes on with another plan: data.micro_batch = " in gone_on.stderr
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ullage.cli.main", *command], capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 def test_what_ends_at_memory_may_be(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,8 +358,9 @@ def test_weights_go_on_from_an_export(training: Training, tmp_path: Path) -> Non
     assert fresh is not None
     assert again.first != fresh.first
     (tmp_path / "none").mkdir()
-    with pytest.raises(InvalidInput, match=r"--weights = .*none: cannot be read"):
-        train(JOB, replace(training, out=tmp_path / "b", weights=tmp_path / "none"))
+    for name, said in ("none", "holds no .safetensors"), ("nowhere", "is no folder"):
+        with pytest.raises(InvalidInput, match=rf"--weights = .*{name}: {said}; name a folder that"):
+            train(JOB, replace(training, out=tmp_path / "b", weights=tmp_path / name))
     for changes in ({"num_hidden_layers": 2}, {"intermediate_size": 96}):
         other = job_of("single", 1, model={"num_hidden_layers": 1, **changes})
         with pytest.raises(InvalidInput, match=r"is of another model: .* tensors are missing or have another shape"):

@@ -140,6 +140,9 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
 
 def _loaded(of: Any, folder: Path, **given: Any) -> Any:
     """The model with the folder's weights, all of them: transformers draws what it does not find, and says so only in its log."""
+    if not [*folder.glob("*.safetensors")]:  # which transformers would ask the network for
+        what = "holds no .safetensors" if folder.is_dir() else "is no folder"
+        raise InvalidInput(what, key="--weights", value=str(folder), remedy="name a folder that save_pretrained wrote")
     try:
         model, told = of.from_pretrained(
             folder,

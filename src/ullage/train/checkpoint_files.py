@@ -40,7 +40,10 @@ def claimed(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise InvalidInput(f"cannot be written: {error.strerror}", key="--out", value=str(out)) from None
+        reason = "it is a file" if out.is_file() else error.strerror
+        raise InvalidInput(
+            f"cannot be written: {reason}", key="--out", value=str(out), remedy="name a folder"
+        ) from None
     try:
         if not _locked(lock):
             raise InvalidInput("is being written by another run", key="--out", value=str(out))

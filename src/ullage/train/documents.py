@@ -52,11 +52,13 @@ def token_files(job: Job, training: Training) -> tuple[Path, ...]:
 
 
 def prepare(job: Job, training: Training) -> None:
-    """Writes the token file of texts, whole or not at all, where it is not there yet."""
+    """Writes the token file of texts, whole or not at all, where it is not there yet. A tokenizer that is none is told for token files too:
+    it goes with the trained model."""
+    folder = tokenizer_folder(job, training)
     target = token_files(job, training)[0]
     if target in training.data or target.exists():
         return
-    vocab, folder = vocabulary(job), tokenizer_folder(job, training)
+    vocab = vocabulary(job)
     part = target.with_suffix(f".{uuid4().hex[:8]}.part")  # several nodes may make the same
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +88,16 @@ def prepare(job: Job, training: Training) -> None:
 def tokenizer_folder(job: Job, training: Training) -> Path | None:
     """Where the tokenizer is: --tokenizer, or the folder of the weights, or of the model, if it holds one."""
     if training.tokenizer is not None:
-        return training.tokenizer
+        return _known(training.tokenizer)
     model = Path(job.model.name)
     places = (training.weights, model if model.is_dir() else model.parent if model.is_file() else None)
     return next((one for one in places if one is not None and _holds_tokenizer(one)), None)
+
+
+def _known(folder: Path) -> Path:
+    if not _holds_tokenizer(folder):
+        raise InvalidInput("holds no tokenizer", key="--tokenizer", value=str(folder), allowed=", ".join(_TOKENIZERS))
+    return folder
 
 
 def _holds_tokenizer(folder: Path) -> bool:
@@ -100,8 +108,6 @@ def _holds_tokenizer(folder: Path) -> bool:
 def _tokenizer(folder: Path | None) -> Any:
     if folder is None:
         raise InvalidInput("is missing", key="--tokenizer", remedy="name the folder of the model's tokenizer")
-    if not _holds_tokenizer(folder):
-        raise InvalidInput("holds no tokenizer", key="--tokenizer", value=str(folder), allowed=", ".join(_TOKENIZERS))
     from transformers import AutoTokenizer
 
     try:

@@ -192,7 +192,7 @@ def _steps(job: Job, training: Training, tokens: Packed) -> int:
     steps = epochs * tokens.count // each
     if not steps:
         raise InvalidInput(
-            f"hold {tokens.count} sequences of {job.data.seq_len} tokens, and one step takes {each}",
+            f"{tokens.count} sequences of {job.data.seq_len} tokens, and one step takes {each}",
             key="--data",
             value=", ".join(map(str, training.data))[:200],
             remedy="give --steps, which goes over the data as often as it needs",

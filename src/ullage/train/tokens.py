@@ -98,7 +98,7 @@ def opened(path: Path, vocab: int) -> Any:
                 raise InvalidInput(f"has {size} bytes, no whole number of {kind.name}", key="--data", value=str(path))
             array = np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
     except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:160]
+        reason = getattr(error, "strerror", None) or f"it is no {path.suffix} file of numbers"
         raise InvalidInput(f"cannot be read: {reason}", key="--data", value=str(path)) from None
     if array.ndim != 1 or array.dtype.name not in _TYPES:
         shown = f"{' x '.join(map(str, array.shape))} {array.dtype.name}"
