@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -157,9 +158,20 @@ def _reason(folder: Path, rank: int, code: int, error_file: str, world: int) -> 
         return error
     how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
     printed = [line for path in folder.rglob("stderr.log") for line in _end(path) if f"/{rank}/" in str(path)]
-    last = f": {printed[-1].strip()[:300]}" if printed else ""
+    said = _raised(Path(error_file)) or (printed[-1].strip() if printed else "")
+    last = f": {said[:300]}" if said else ""
     by_kernel = "if nobody did it, the kernel has, for want of host memory" if code == -signal.SIGKILL else None
     return UllageError(f"rank {rank} of {world} {how}{last}; the others were ended", remedy=by_kernel)
+
+
+def _raised(error_file: Path) -> str:
+    """The exception that ended a rank, and the line that raised it, as torch's agent notes them (elastic/multiprocessing/errors)."""
+    try:
+        told = json.loads(error_file.read_text())["message"]
+        raised = [line.strip() for line in told["extraInfo"]["py_callstack"].splitlines() if line.startswith("  File ")]
+        return f"{told['message']} ({raised[-1]})"
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
 
 
 def _end(path: Path) -> list[str]:
