@@ -62,6 +62,13 @@ def test_measure_writes_a_record_that_validate_reads(job: Path, tmp_path: Path) 
     assert abs(row["error_ratio"]) < 0.02
 
 
+def test_a_record_that_cannot_be_written_is_told_before_it_is_measured(job: Path, tmp_path: Path) -> None:
+    file = tmp_path / "none" / "record.json"
+    done = command("measure", job, "--out", file, "--data", tmp_path / "missing.npy")
+    assert done.returncode == 2
+    assert f"--out = {file}: cannot be written: No such file or directory" in done.stderr
+
+
 def test_a_rank_says_what_is_wrong_with_the_data(job: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.bin").touch()
     done = command("prove", job, "--data", tmp_path / "empty.bin")

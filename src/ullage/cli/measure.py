@@ -30,8 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ullage.api import measure
+    from ullage.train.calibrated import writable
 
     job = job_of(arguments, "measure")
+    if arguments.out is not None:
+        writable(arguments.out)
     found = measure(job, settings_of(arguments))
     if found is None:  # a rank that another one speaks for
         return 0

@@ -23,18 +23,25 @@ def bench(out: Path | None, *, device: str | None, processes: str | None, quick:
 
     kind = choose(device)
     counts = numbers(processes, kind)
-    path = _writable(out)
+    path = writable(_usual() if out is None else out)
     runs = [on_ranks(measured, (kind, quick), count) for count in counts]
     _save(path, text(facts(kind), runs))
     read(path)  # what was written is what is read
     return path
 
 
-def _writable(out: Path | None) -> Path:
-    path = usual_place() if out is None else out
+def _usual() -> Path:
+    path = usual_place()
     try:
-        if out is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return path
+
+
+def writable(path: Path) -> Path:
+    """The path, which can be written: told before what takes long, not after it."""
+    try:
         there = path.exists()
         path.open("a", encoding="utf-8").close()
         if not there:
