@@ -8,7 +8,7 @@ begins, what it leaves goes onto one at its end. Stacks are kept for each micro-
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -31,16 +31,20 @@ least: bytes that are worth splitting off.
 """
 
 
+Stacked = tuple[int, int, int]
+"""The stack of an item, and the slots of one allocation of it, from and to: a slot for each of its tensors."""
+
+
 class Part(NamedTuple):
     """``ops`` on ``slots`` blocks; or, where ``inner`` stands, these parts ``times`` over.
 
-    takes, keeps: (stack, slot) of what was there before, in the order of the frees, and of what is left, in that of the allocations.
+    takes, keeps: of what was there before, in the order of the frees, and of what is left, in that of the allocations.
     """
 
     ops: tuple[Op, ...]
     slots: int
-    takes: tuple[tuple[int, int], ...] = ()
-    keeps: tuple[tuple[int, int], ...] = ()
+    takes: tuple[Stacked, ...] = ()
+    keeps: tuple[Stacked, ...] = ()
     inner: tuple[Part, ...] = ()
     times: int = 1
 
@@ -57,8 +61,7 @@ class Compiler:
         self._parts: dict[Node, tuple[Part, ...]] = {}
         self._kinds: dict[Item, list[_Kind]] = {}
         self._kind_of: dict[tuple[int, int], _Kind] = {}  # by bytes and stream
-        self._stacks: dict[Item, int] = {}  # the first of an item's, one for each of its tensors
-        self._next_stack = 0
+        self._stacks: dict[Item, int] = {}
 
     def free_blocks(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(free) for free in self.pools.values())
@@ -95,7 +98,7 @@ class Compiler:
             return []
         begun: defaultdict[Item, list[int]] = defaultdict(list)  # the first slots of what is allocated and not freed
         ops: list[Op] = []
-        takes: list[tuple[int, int]] = []
+        takes: list[Stacked] = []
         slots = 0
         for item, alive in changes:
             kinds = self._kinds.get(item) or self._kinds_of(item)
@@ -111,21 +114,15 @@ class Compiler:
                 if alive:
                     begun[item].append(first)
                 else:
-                    takes += self._stacked(item, first)
+                    takes.append(self._stacked(item, first))
             for slot, (size, request, free, least) in enumerate(kinds, first):
                 ops.append((slot, size if alive else 0, request, free, least))
-        keeps = [kept for item, firsts in begun.items() for first in firsts for kept in self._stacked(item, first)]
+        keeps = [self._stacked(item, first) for item, firsts in begun.items() for first in firsts]
         keeps.sort(key=itemgetter(1))
         return [Part(tuple(ops), slots, tuple(takes), tuple(keeps))]
 
-    def _stacked(self, item: Item, first: int) -> Iterable[tuple[int, int]]:
-        """The stack of each tensor of an item, and its slot."""
-        count = len(self._kinds[item])
-        stack = self._stacks.get(item)
-        if stack is None:
-            stack = self._stacks[item] = self._next_stack
-            self._next_stack += count
-        return zip(range(stack, stack + count), range(first, first + count), strict=True)
+    def _stacked(self, item: Item, first: int) -> Stacked:
+        return self._stacks.setdefault(item, len(self._stacks)), first, first + len(self._kinds[item])
 
     def _kinds_of(self, item: Item) -> list[_Kind]:
         """Each tensor of an item; one of no bytes holds nothing, as in torch."""

@@ -23,7 +23,7 @@ _OPEN_BYTES = 1 << _RANGE_BITS - 1
 """Only the open end has as many free."""
 _Range = tuple[int, int]  # addresses of a block: from, to
 _NOWHERE: _Range = (0, 0)
-_Stacks = defaultdict[int, list[_Range]]  # live blocks by what they hold, the youngest last
+_Stacks = defaultdict[int, list[tuple[_Range, ...]]]  # live blocks by the item that they hold, the youngest last
 
 
 class Full(Exception):
@@ -175,17 +175,17 @@ class Replay:
                 if rest > _OPEN_BYTES:
                     self._map((free[index] & ADDRESS_MASK) - size)
         self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
-        for stack, slot in part.keeps:
-            self._scope[stack].append(slots[slot])
+        for stack, first, stop in part.keeps:
+            self._scope[stack].append(tuple(slots[first:stop]))
 
     def _taken(self, part: Part) -> list[_Range]:
         """A part's slots, with the blocks that it frees and did not allocate."""
         slots, scope = [_NOWHERE] * part.slots, self._scope
-        for stack, slot in part.takes:
-            slots[slot] = (scope[stack] or self._elsewhere(stack)).pop()
+        for stack, first, stop in part.takes:
+            slots[first:stop] = (scope[stack] or self._elsewhere(stack)).pop()
         return slots
 
-    def _elsewhere(self, stack: int) -> list[_Range]:
+    def _elsewhere(self, stack: int) -> list[tuple[_Range, ...]]:
         if self._shared[stack]:
             return self._shared[stack]
         for scope in self._opened:
