@@ -25,7 +25,9 @@ _CODE = {
     "rich": re.compile(r"\u2771 *\d{1,7} \u2502([^\n]{0,200})"),
 }
 """The line of code that is marked among its neighbours; elsewhere it is the next one."""
-_STATEMENT = re.compile(r"(?:^|[\s:>])((?:return |[\w.]{1,60}(?:, [\w.]{1,60}){0,5} [-+*/]?= ?)[\w.]{1,100}\([^\n]{0,200})\s*$")
+_STATEMENT = re.compile(
+    r"(?:^|[\s:>])((?:return |[\w.]{1,60}(?:, [\w.]{1,60}){0,5} [-+*/]?= ?)[\w.]{1,100}\([^\n]{0,200})\s*$"
+)
 """A text's last line where it is code: what people leave of a traceback above its message."""
 _WRAPPED = re.compile(r"(\S) \u2502\r?\n\u2502 (\S)")
 """A path that is longer than rich's box."""
