@@ -70,8 +70,10 @@ def _scores(job: Job, sizes: dict[str, int]) -> Iterator[Made]:
 
 
 def _whole(job: Job, rank: Rank) -> Iterator[Made]:
-    """All parameters of this rank in one tensor, as a flat copy is, and a rank's share of it."""
+    """All parameters of this rank in one tensor, as a flat copy is, and a rank's share of it; all experts' in one, as Megatron's buffer
+    of what expert parallelism divides is apart from the others' (adapters aside, which are loaded on their own)."""
     numel = rank.numel()
+    experts = sum(one.total for one in rank.params if one.expert and (job.lora is None or not one.param.trainable))
     shards = job.engine.shard_group or job.layout.dp * job.layout.cp
     for dtype in (_HALF, _SINGLE):
         yield Made(
@@ -93,6 +95,16 @@ def _whole(job: Job, rank: Rank) -> Iterator[Made]:
                 moment="the engine's start, or the optimizer's step",
                 shape=(share,),
                 note=f"{numel} / {shards} elements",
+            )
+        if experts:
+            yield Made(
+                kind="states",
+                category="parameters",
+                what=f"all experts' parameters in one tensor of {_NAMES[dtype]}",
+                bytes=_bytes(experts, dtype),
+                moment="loading, or the engine's start",
+                shape=(experts,),
+                note=f"{experts} elements of this rank's experts",
             )
 
 
