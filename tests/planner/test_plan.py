@@ -158,3 +158,8 @@ def test_parts_of_a_cluster() -> None:
 
 def test_every_goal_is_told() -> None:
     assert set(GOALS) == {"fastest", "cheapest", "fewest-gpus", "longest-sequence", "largest-batch", "simplest"}
+
+
+def test_a_model_whose_name_no_file_can_have() -> None:
+    with pytest.raises(UllageError, match="not in the catalogue"):
+        ullage.plan({**SMALL, "model": "x" * 400})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 
@@ -109,7 +110,7 @@ def with_keys(want: Wanted, change: dict[str, object]) -> Wanted:
 def _absolute(document: Document) -> Mapping[str, object]:
     """A model's relative path is relative to its file."""
     model = document.values.get("model")
-    if isinstance(model, str) and (document.base_dir / model).exists():
+    if isinstance(model, str) and os.path.exists(document.base_dir / model):  # a Path's raises if too long
         return {**document.values, "model": str(document.base_dir / model)}
     return document.values
 
