@@ -157,6 +157,9 @@ def test_the_oldest_form() -> None:
         ("Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.", "cuda-oom"),
         ("RuntimeError: Device(id:0) memory isn't enough and alloc failed, kernel name: Default/AddN, alloc size: 1048576B.", "cuda-oom"),
         ("synStatus=9 [Device-side allocation failed] Device memory allocation failed.", "cuda-oom"),
+        ("std::runtime_error: [malloc_or_wait] Unable to allocate 12 bytes.", "cuda-oom"),
+        ("RuntimeError: [malloc] Unable to allocate 12 bytes.", "cuda-oom"),
+        ("[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallback)", "cuda-oom"),
         ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "cuda-oom"),
         ("how to address the out of memory issue: https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html", "host-oom"),
         ("torch.AcceleratorError: CUDA error: out of memory", "cuda-oom"),
@@ -227,6 +230,8 @@ def test_what_kind_of_failure(text: str, recognised: str) -> None:
         ("MPS backend out of memory (MPS allocated: 17.98 GB, other allocations: 1.26 MB, max allowed: 18.13 GB). "
          "Tried to allocate 256 bytes on private pool.", 256),
         ("RuntimeError: Invalid buffer size: 24.00 GB", 24 * GIB),
+        ("[metal::malloc] Attempting to allocate 34359738368 bytes which is greater than the maximum allowed buffer size of 22 bytes.",
+         32 * GIB),
         ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 2,048 bytes).", GIB),
         ("failed to allocate 10.76G (11553996800 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 11553996800),
         ("PT_DEVMEM Allocation failed for size::939524096 (896)MB", 896 * MIB),

@@ -66,6 +66,7 @@ _FIELDS = {
     "tried": (
         _Said("ried to allocate", rf"[Tt]ried to allocate (?:more than )?{_SIZE}"),
         _Said("CUDA calloc", rf"[Ff]ailed to CUDA calloc(?: async)? {_SIZE}"),
+        _Said("ttempting to allocate", rf"[Aa]ttempting to allocate {_SIZE}"),
         _Said("nable to allocate", rf"[Uu]nable to allocate {_SIZE}"),
         _Said("memory allocating", rf"[Oo]ut of memory allocating {_SIZE}"),
         _Said("trying to allocate", rf"[Oo]ut of memory (?:while )?trying to allocate {_SIZE}"),

@@ -73,8 +73,8 @@ SIGNS = (
           "resource_exhausted|oom when allocating|out of memory|error_out_of_memory|memory isn't enough",
           r"RESOURCE_EXHAUSTED: .{0,60}memory|OOM when allocating tensor|Out of memory (?:error on [GX]PU|allocating [\d,]{1,30} bytes)"
           r"|CUDA_ERROR_OUT_OF_MEMORY|memory isn't enough and alloc failed"),
-    _sign("cuda-oom", 4, LARGEST, "invalid buffer size|memory block with size larger",
-          r"Error: Invalid buffer size: |can NOT allocate memory block with size larger"),
+    _sign("cuda-oom", 4, LARGEST, "invalid buffer size|memory block with size larger|maximum allowed buffer size",
+          r"Error: Invalid buffer size: |can NOT allocate memory block with size larger|greater than the maximum allowed buffer size"),
     _sign("cuda-oom", 4, QUANTISED, "dispatched on the cpu",
           r"modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM"),
     _sign("cuda-oom", 4, ENGINE, "no available memory for the cache|free memory on device|mem-fraction-static|stored in kv cache",
@@ -82,9 +82,11 @@ SIGNS = (
           r"|Not enough memory. Please try to increase --mem-fraction-static"
           r"|larger than the maximum number of tokens that can be stored in KV"),
     _sign("cuda-oom", 4, "the device's runtime found no room on the card",
-          "out_of_device_memory|out of device memory|out_of_resources|pt_devmem|memory_allocation_failure|memory allocation failed",
+          "out_of_device_memory|out of device memory|out_of_resources|pt_devmem|memory_allocation_failure|memory allocation failed"
+          "|unable to allocate|command buffer",
           r"OUT_OF_DEVICE_MEMORY|Allocation is out of device memory|(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|PT_DEVMEM Allocation failed"
-          r"|Memory_Allocation_Failure\(EL0004\)|Device memory allocation failed"),
+          r"|Memory_Allocation_Failure\(EL0004\)|Device memory allocation failed|\[malloc(?:_or_wait)?\] Unable to allocate \d"
+          r"|Command buffer execution failed: Insufficient Memory"),
     _sign("cuda-oom", 3, LIBRARY[1], "cublascreate|valid cudnn algorithm",
           r"CUBLAS_STATUS_NOT_INITIALIZED when calling `?cublasCreate|Unable to find a valid cuDNN algorithm"),
     _sign("cuda-oom", 4, "no batch size fitted", "no executable batch size|ran out of memory",
