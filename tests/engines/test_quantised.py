@@ -23,6 +23,7 @@ JOB: dict[str, object] = {
 WIDTH = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4}
 SHAPE = {**WIDTH, "num_hidden_layers": 4, "vocab_size": 1024, "max_position_embeddings": 2048}
 LLAMA = {"model_type": "llama", **SHAPE}
+WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 1376}
 QWEN2 = {"model_type": "qwen2", **SHAPE}
 PHI3 = {"model_type": "phi3", "pad_token_id": 0, **SHAPE}
 GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 1024, "n_positions": 512}
@@ -239,7 +240,25 @@ def test_a_base_that_is_not_packed_packs_no_experts() -> None:
         _estimate(model=QWEN3_MOE, engine=PACKING, lora={"base": "bf16"})
 
 
-WIDE = {**LLAMA, "hidden_size": 512, "intermediate_size": 1376}
+@pytest.mark.parametrize(
+    ("base", "precision", "recompute", "modules", "traced_bytes"),
+    [
+        ("nf4", "bf16", "none", ["embed_tokens", "lm_head"], 67_141_632),
+        ("nf4", AUTOCAST, "full", ["embed_tokens", "lm_head"], 34_336_768),
+        ("nf4", "bf16-mixed", "full", ["layernorm", "model.norm"], 40_845_824),
+        ("int8", "bf16-mixed", "none", ["embed_tokens", "lm_head"], 116_370_944),
+        ("int8", AUTOCAST, "full", ["embed_tokens", "lm_head"], 41_932_800),
+    ],
+)
+def test_modules_trained_in_full_stand_beside_what_is_packed(
+    base: str, precision: object, recompute: str, modules: list[str], traced_bytes: int
+) -> None:
+    """Traced of transformers 5.24 and PEFT 0.21.2 around linears that allocate what bitsandbytes' do; bf16-mixed: with fp32 norms,
+    embedding and head, as prepare_model_for_kbit_training leaves them."""
+    lora = {"rank": 16, "targets": ["q_proj", "v_proj"], "base": base, "modules_to_save": modules}
+    found = _estimate(model=WIDE, precision=precision, recompute=recompute, lora=lora)
+    account = found.peak.allocated_bytes - by_category(found.ledger)["workspace"]
+    assert account == pytest.approx(traced_bytes, rel=0.005)
 
 
 @pytest.mark.parametrize(

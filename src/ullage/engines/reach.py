@@ -148,9 +148,12 @@ def _flattens(job: Job) -> bool:
 
 
 def _knows(job: Job, engines: tuple[str, ...]) -> bool:
-    """Whether the job runs PEFT's layers, not packed, under one of these engines."""
-    packed = job.lora is not None and job.lora.base != "bf16"
-    return job.engine.name in engines and job.stack in ("transformers", "liger") and not packed
+    """Whether the job runs PEFT's layers under one of these engines."""
+    return job.engine.name in engines and job.stack in ("transformers", "liger")
+
+
+def _knows_dora(job: Job) -> bool:
+    return job.lora is not None and job.lora.base == "bf16" and _knows(job, ("single", "ddp"))
 
 
 _PACKED = {
@@ -205,9 +208,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
     f"engine.options.{STORAGE}": _storage,
-    "lora.dora": lambda job: (
-        "true" if job.lora is not None and job.lora.dora and not _knows(job, ("single", "ddp")) else None
-    ),
+    "lora.dora": lambda job: "true" if job.lora is not None and job.lora.dora and not _knows_dora(job) else None,
     "lora.modules_to_save": lambda job: (
         ", ".join(job.lora.modules_to_save) or None if job.lora is not None and not _knows(job, ("single",)) else None
     ),
