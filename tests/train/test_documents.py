@@ -116,6 +116,13 @@ def test_a_wrong_file_is_told(name: str, content: bytes | None, said: str, tmp_p
     assert not [*tmp_path.rglob("*.part")]
 
 
+def test_a_file_where_the_folder_should_be(tmp_path: Path, folder: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("words")
+    with pytest.raises(InvalidInput, match=r"--out = .*a.txt/tokens: cannot be written: Not a directory"):
+        prepare(JOB, Training(data=(text,), out=text, tokenizer=folder))
+
+
 def test_what_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="is no text that is read"):
         token_files(JOB, training(tmp_path, tmp_path / "a.csv"))

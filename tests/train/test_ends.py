@@ -176,6 +176,16 @@ def test_a_corrupt_file_is_named(name: str, training: Training) -> None:
     assert (training.out / "step-4.abandoned-1").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"), [("{}", "run.json: has no key 'files'"), ("[]", "run.json: list"), ("", "run.json: ")]
+)
+def test_what_is_said_of_a_checkpoint_that_is_none_is_told(content: str, said: str, training: Training) -> None:
+    assert train(JOB, training) is not None
+    (training.out / "step-4" / "run.json").write_text(content)
+    with pytest.raises(InvalidInput, match=rf"step-4: cannot be gone on from: {said}.*--resume .*step-2"):
+        train(JOB, training)
+
+
 def test_a_missing_file_is_named(training: Training) -> None:
     assert train(JOB, training) is not None
     (training.out / "step-4" / "__0_0.distcp").unlink()
@@ -230,7 +240,7 @@ def test_a_file_where_the_folder_should_be(training: Training, data: Path) -> No
 
 
 def test_a_tokenizer_that_is_none_is_told_with_token_files_too(training: Training, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"--tokenizer = .*nowhere: holds no tokenizer"):
+    with pytest.raises(InvalidInput, match=r"--tokenizer = .*nowhere: is no folder; allowed: one with tokenizer.json"):
         train(JOB, replace(training, tokenizer=tmp_path / "nowhere"))
     assert not training.out.exists()
 

@@ -136,8 +136,9 @@ class Checkpoints:
         try:
             about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
             names = sorted(about["files"])
-        except (OSError, ValueError, KeyError) as error:
-            raise self._broken(folder, f"{ABOUT}: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            lacks = "has no key " if isinstance(error, KeyError) else ""
+            raise self._broken(folder, f"{ABOUT}: {lacks}{error}") from None
         ranks = distributed.get_world_size() if self.group is not None else 1
         wrong: list[str | None] = [wrong_one(folder, names[self._rank :: ranks], about["files"])]
         if self.group is not None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,7 +83,8 @@ def prepare(job: Job, training: Training) -> None:
             f"cannot be written: {error.strerror or error}", key="--out", value=str(target.parent)
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # there may be no such folder
+            part.unlink()
 
 
 def tokenizer_folder(job: Job, training: Training) -> Path | None:
@@ -96,7 +98,8 @@ def tokenizer_folder(job: Job, training: Training) -> Path | None:
 
 def _known(folder: Path) -> Path:
     if not _holds_tokenizer(folder):
-        raise InvalidInput("holds no tokenizer", key="--tokenizer", value=str(folder), allowed=", ".join(_TOKENIZERS))
+        what = "holds no tokenizer" if folder.is_dir() else "is no folder"
+        raise InvalidInput(what, key="--tokenizer", value=str(folder), allowed=f"one with {' or '.join(_TOKENIZERS)}")
     return folder
 
 
