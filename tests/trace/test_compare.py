@@ -39,6 +39,12 @@ def test_closed_form_is_the_trace(case: Case) -> None:
     assert not apart, "\n\n".join(apart)
 
 
+@pytest.mark.parametrize("mode", [("bf16", "sdpa", "selective"), ("autocast", "sdpa", "none")])
+def test_a_window_shorter_than_the_sequence(mode: tuple[str, str, Literal["none", "selective"]]) -> None:
+    """Its mask becomes an additive one before the kernel, by no op that a policy keeps; tables of both kinds of layers are there."""
+    assert not [_told(row) for row in rows(Case("gemma3_text", *mode)) if not row.equal]
+
+
 def test_the_modes_cover_each_choice() -> None:
     assert set(MODES) <= set(product(PRECISIONS, ATTENTIONS, RECOMPUTES))
     assert [set(which) for which in zip(*MODES, strict=True)] == [set(PRECISIONS), set(ATTENTIONS), set(RECOMPUTES)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ullage.kernels import transformers_masks as masks
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer, Context
+from ullage.kernels.step import Buffer, Context, Crossing
 from ullage.kernels.transformers_rope import JOINS
 from ullage.model.graph import BATCH, SEQ, Op
 
@@ -40,22 +40,20 @@ def _sdpa(tape: Tape, op: Op) -> Value:
         k, v = (_repeated(tape, one) for one in (k, v))
     named = (k, v)
     k, q, v = (tape.cast(one, context.compute, f"{one.name}.{context.compute}") for one in (k, q, v))
-    mask, borrows = ((), ()) if given is None else ((given[0],), given[1])
-    bias = (_bias(tape, q),) if masked else ()
     if context.attention == "math":
         return _math(tape, op, q, k, v)
+    bias = () if given is None else (_bias(tape, q, *given),)
     lse = context.buffer("lse", (BATCH, "heads", SEQ), "fp32", "log-sum-exp of the attention scores")
     output = tape.like(op.outputs[0], context.compute)
     made = Value("attention.heads_first", output.dims, output.dtype) if _heads_first(tape) else output
     tape.emit(
         made.name if made is not output else "attention",
-        (q, k, v, *mask),
+        (q, k, v, *bias),
         made,
         what="attention output",
-        beside=(*bias, lse),
-        saves=(q, k, v, made, lse.name, *(one.name for one in bias)),
-        no_grad=mask,
-        borrows=borrows,
+        beside=(lse,),
+        saves=(q, k, v, made, lse.name, *bias),
+        no_grad=bias,
         backward_scratch=_kernel_backward(tape, op),
         op="attention",
     )
@@ -70,12 +68,14 @@ def _heads_first(tape: Tape) -> bool:
     return tape.family in JOINS or "nope_dim" in tape.context.sizes
 
 
-def _bias(tape: Tape, q: Value) -> Buffer:
-    """The boolean mask becomes an additive one in every layer (attention.cpp, convert_boolean_attn_mask)."""
+def _bias(tape: Tape, q: Value, mask: Value, borrows: tuple[Crossing, ...]) -> Value:
+    """The boolean mask becomes an additive one in every layer, before the kernel runs and so by no op that selective recomputation knows
+    (attention.cpp, convert_boolean_attn_mask)."""
     columns = tape.context.size(SEQ)
     if on_cuda(tape.context, "attention mask"):
         columns = -(-columns // MASK_ALIGNMENT) * MASK_ALIGNMENT
-    return tape.context.buffer("attention_bias", (BATCH, 1, SEQ, columns), q.dtype, "additive attention mask")
+    made = Value("attention_bias", (BATCH, 1, SEQ, columns), q.dtype)
+    return tape.emit(made.name, (mask,), made, what="additive attention mask", no_grad=(mask,), borrows=borrows)
 
 
 def _kernel_backward(tape: Tape, op: Op) -> tuple[Buffer, ...]:

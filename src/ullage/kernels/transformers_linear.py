@@ -152,6 +152,9 @@ def embedding(tape: Tape, op: Op) -> Value:
     return made
 
 
+_TABLES_BY_KIND = frozenset({"gemma3_text"})
+"""Models that turn by other frequencies in layers with a window (models/gemma3/modeling_gemma3.py, Gemma3RotaryEmbedding)."""
+
 _COMPLEX_TABLES = frozenset({"deepseek_v2"})
 """Models that turn queries and keys as complex numbers (models/deepseek_v2/modeling_deepseek_v2.py, DeepseekV2RotaryEmbedding)."""
 
@@ -165,7 +168,11 @@ def _rotary_tables(tape: Tape, op: Op) -> tuple[Buffer, ...]:
         table = (1, SEQ, size // 2, 2)
         return (tape.context.buffer("rotary.cis", table, "fp32", "cos and sin of the rotary embedding, complex64"),)
     dtype = promote(tape.weight_dtype, table_dtype(tape))
+    windows = op.attrs["windows"]
+    assert isinstance(windows, tuple)
+    kinds = ["", ".sliding"] if tape.family in _TABLES_BY_KIND and None in windows and len(windows) > 1 else [""]
     return tuple(
-        tape.context.buffer(f"rotary.{which}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")
+        tape.context.buffer(f"rotary.{which}{kind}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")
+        for kind in kinds
         for which in ("cos", "sin")
     )

@@ -38,6 +38,10 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 24,
 }
+_MIXED = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 _NO_KV = {key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "head_dim")}
 
 FAMILIES: Mapping[str, Mapping[str, object]] = {
@@ -48,7 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "phi3": COMMON,
     "gemma": COMMON,
     "gemma2": COMMON,
-    "gemma3_text": COMMON,
+    "gemma3_text": {**COMMON, **_MIXED},
     "olmo": COMMON,
     "olmo2": COMMON,
     "hunyuan_v1_dense": COMMON,
