@@ -30,6 +30,11 @@ DIFFERENCES: Mapping[str, Difference] = {
         "as it is",
         "aten/src/ATen/native/transformers/attention.cpp, pad_bias",
     ),
+    "autocast of Nemotron's norm": Difference(
+        "casts what it is given into autocast's type",
+        "leaves it as it is: it asks whether CUDA's autocast is on",
+        "transformers/models/nemotron/modeling_nemotron.py, _cast_if_autocast_enabled",
+    ),
     "dropout mask": Difference(
         "one byte an element",
         "noise in the input's type",

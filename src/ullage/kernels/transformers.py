@@ -128,7 +128,7 @@ def _stream_first(block: Block, op: Op) -> Op:
     return op
 
 
-_STREAM_FIRST = frozenset({"cohere", "stablelm"})
+_STREAM_FIRST = frozenset({"cohere", "cohere2", "stablelm"})
 
 
 selective = transformers_selective.policy

@@ -32,6 +32,8 @@ _LATENT = ("attention_in", "q_up", "kv_down", "kv_latent", "q_pe.rotated", "k_pe
 _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_final.turned")
 """The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
 
+_PARALLEL = {"end": ("attention_in", "attention_out", "mlp_out")}
+
 _ARGUMENTS: _Names = {
     "o_proj": _ATTENTION,
     "down_proj": ("mlp_in", f"mlp_in{GATHERED}", "gate_up"),
@@ -41,7 +43,8 @@ _ARGUMENTS: _Names = {
 """op -> what the frames that return with it name; gate_up: where one projection makes both, the gate is a view of it."""
 
 _LOCALS: Mapping[str, _Names] = {
-    "cohere": {"end": ("attention_in", "attention_out", "mlp_out")},
+    "cohere": _PARALLEL,
+    "cohere2": _PARALLEL,
     "deepseek_v2": {"o_proj": _LATENT},
     "deepseek_v3": {"o_proj": _LATENT},
     "glm4_moe_lite": {"o_proj": _LATENT},

@@ -152,7 +152,7 @@ def embedding(tape: Tape, op: Op) -> Value:
     return made
 
 
-_TABLES_BY_KIND = frozenset({"gemma3_text"})
+_TABLES_BY_KIND = frozenset({"gemma3_text", "olmo3"})
 """Models that turn by other frequencies in layers with a window (models/gemma3/modeling_gemma3.py, Gemma3RotaryEmbedding)."""
 
 _COMPLEX_TABLES = frozenset({"deepseek_v2"})

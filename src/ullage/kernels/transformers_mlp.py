@@ -31,8 +31,20 @@ def act(tape: Tape, source: Value, form: str, output: Value) -> Value:
     """silu, gelu and gelu_pytorch_tanh are one kernel; gelu_new is composed of eight."""
     if form in ("gelu_new", "gelu_fast"):
         return _gelu_new(tape, source, output)
+    if form == "relu2":
+        return _squared_relu(tape, source, output)
     saved = output if form == "relu" else source
     return tape.emit(output.name, (source,), output, what=f"{form} output", saves=(saved,))
+
+
+def _squared_relu(tape: Tape, x: Value, output: Value) -> Value:
+    """torch.square(relu(x)) saves relu(x), for both."""
+    relu = Value(f"{output.name}.relu", x.dims, x.dtype)
+    tape.emit(relu.name, (x,), relu, what="relu output", saves=(relu,))
+    two = tuple(tape.scratch(f"{output.name}.{one}", relu) for one in ("power", "factor"))
+    tape.emit(output.name, (relu,), output, what="squared relu output", saves=(relu,), backward_scratch=two)
+    tape.hold(x, relu)
+    return output
 
 
 def _gelu_new(tape: Tape, x: Value, output: Value) -> Value:

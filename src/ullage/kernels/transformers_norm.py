@@ -8,7 +8,7 @@ from dataclasses import replace
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer
-from ullage.model.graph import Op
+from ullage.model.graph import Op, Param
 
 
 def norm(tape: Tape, op: Op) -> Value:
@@ -68,15 +68,37 @@ def _centred(tape: Tape, op: Op, source: Value) -> Value:
     mean = tape.emit(f"{op.name}.mean", (wide,), Value(f"{op.name}.mean", (*wide.rows, 1), "fp32"))
     variance = _mean_square(tape, op.name, _less(tape, wide, mean, f"{op.name}.deviation"))
     normalised = _over_root(tape, op.name, _less(tape, wide, mean, f"{op.name}.centred"), variance)
-    param = op.params[0]
-    if tape.weight_dtype == "fp32":
-        scaled = _scaled(tape, op, source)
-        tape.mul_weight(normalised, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
-    else:
-        scaled = _times(tape, op, normalised, _weight32(tape, op), source)
-    output = tape.cast(scaled, source.dtype, op.outputs[0].name)
+    output = tape.cast(_times_weight32(tape, op, normalised, source), source.dtype, op.outputs[0].name)
     tape.hold(mean, variance, source)
     return output
+
+
+def _weight_in_fp32(tape: Tape, op: Op, source: Value) -> Value:
+    """HeliumRMSNorm: the weight's copy in fp32 times the fp32 tensor, then back (models/helium/modeling_helium.py)."""
+    wide, variance = _normalised(tape, op.name, source)
+    output = tape.cast(_times_weight32(tape, op, wide, source), source.dtype, op.outputs[0].name)
+    tape.hold(wide, variance, source)
+    return output
+
+
+def _one_plus(tape: Tape, op: Op, source: Value) -> Value:
+    """NemotronLayerNorm1P: torch's layer norm of 1 + weight, a tensor that it saves. Under autocast it casts all that it is given into the
+    compute type, where torch's own runs in fp32 (models/nemotron/modeling_nemotron.py)."""
+    weight, bias = op.params
+    compute = tape.context.compute
+    shifted = Value(f"{op.name}.one_plus", weight.dims, tape.weight_dtype)
+    tape.emit(shifted.name, (), shifted, weights=(tape.weight(weight.name, weight.dims),))
+    if not (tape.context.autocast and on_cuda(tape.context, "autocast of Nemotron's norm")):
+        output = Value(op.outputs[0].name, source.dims, tape.weight_dtype)
+        return _native(tape, op, source, output, copies=(shifted,), params=(bias,))
+    reads = tape.cast(source, compute, f"{op.name}.{compute}")
+    copies = [tape.cast(shifted, compute, f"{shifted.name}.{compute}")]
+    if tape.weight_dtype != compute:
+        name = f"{op.name}.bias.{compute}"
+        grad = tape.weight(bias.name, bias.dims)
+        copies.append(tape.emit(name, (), Value(name, bias.dims, compute), weights=(grad,)))
+    output = Value(op.outputs[0].name, source.dims, compute)
+    return _native(tape, op, reads, output, copies=tuple(copies), params=(bias,) if len(copies) == 1 else ())
 
 
 # -- parts
@@ -127,6 +149,15 @@ def _weight32(tape: Tape, op: Op) -> Value:
     return tape.emit(name, (), Value(name, param.dims, "fp32"), weights=(tape.weight(param.name, param.dims),))
 
 
+def _times_weight32(tape: Tape, op: Op, wide: Value, source: Value) -> Value:
+    """An fp32 tensor times the weight in fp32, of which a copy is made where it has another type."""
+    param = op.params[0]
+    if tape.weight_dtype != "fp32":
+        return _times(tape, op, wide, _weight32(tape, op), source)
+    scaled = _scaled(tape, op, source)
+    return tape.mul_weight(wide, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
+
+
 def _times(tape: Tape, op: Op, wide: Value, weight: Value, source: Value) -> Value:
     """An fp32 tensor times an fp32 copy of the weight, both saved; the copy's gradient is a whole product before it is summed."""
     scaled = _scaled(tape, op, source)
@@ -158,8 +189,16 @@ def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
     return _native(tape, op, reads, Value(op.outputs[0].name, source.dims, dtype))
 
 
-def _native(tape: Tape, op: Op, reads: Value, output: Value) -> Value:
-    """native_layer_norm: saves its input and two statistics a row."""
+def _native(
+    tape: Tape,
+    op: Op,
+    reads: Value,
+    output: Value,
+    *,
+    copies: tuple[Value, ...] = (),
+    params: tuple[Param, ...] | None = None,
+) -> Value:
+    """native_layer_norm: saves its input and two statistics a row. copies: what stands in the place of parameters; params: the others."""
     kept = "fp32" if on_cuda(tape.context, "layer norm statistics") else output.dtype
     statistics = tuple(
         tape.context.buffer(f"{op.name}.{which}", (*reads.rows, 1), kept, f"{op.name} {which}")
@@ -167,22 +206,26 @@ def _native(tape: Tape, op: Op, reads: Value, output: Value) -> Value:
     )
     return tape.emit(
         op.name,
-        (reads,),
+        (reads, *copies),
         output,
         what=f"{op.name} output",
         beside=statistics,
-        saves=(reads, *(one.name for one in statistics)),
-        weights=tuple(tape.weight(param.name, param.dims) for param in op.params),
+        saves=(reads, *copies, *(one.name for one in statistics)),
+        weights=tuple(tape.weight(param.name, param.dims) for param in (op.params if params is None else params)),
     )
 
 
 _OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
     "cohere": _centred,
+    "cohere2": _centred,
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
     "gpt_oss": wide_rms,
+    "helium": _weight_in_fp32,
+    "nemotron": _one_plus,
     "olmo": _fp32_layer_norm,
     "olmo2": wide_rms,
+    "olmo3": wide_rms,
 }
 """Models whose norm is another than torch's layer norm or Llama's RMSNorm."""

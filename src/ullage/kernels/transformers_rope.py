@@ -7,17 +7,17 @@ from dataclasses import replace
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.model.graph import SEQ, Dim, Op, Tensor
 
-JOINS = frozenset({"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe"})
+JOINS = frozenset({"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe", "nemotron"})
 """Models that cut heads into a turned and an unturned part and join them again, even where nothing is unturned."""
-INTERLEAVES = frozenset({"glm", "glm4"})
+INTERLEAVES = frozenset({"ernie4_5", "glm", "glm4", "helium"})
 """Models whose every layer repeats cos and sin for the two elements of a pair."""
-_WIDENS = frozenset({"cohere"})
+_WIDENS = frozenset({"cohere", "cohere2"})
 """Models that turn in fp32."""
-_NARROWS = frozenset({"cohere", "olmo", "olmo2"})
+_NARROWS = frozenset({"cohere", "cohere2", "ernie4_5", "olmo", "olmo2", "olmo3"})
 """Models that cast the result back into the type of q and k."""
 
 
-_FP32_TABLES = frozenset({"olmo", "olmo2"})
+_FP32_TABLES = frozenset({"ernie4_5", "olmo", "olmo2", "olmo3"})
 """Models whose cos and sin stay in fp32; the others' come in the residual stream's type."""
 
 
