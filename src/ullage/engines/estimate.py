@@ -8,7 +8,7 @@ from typing import Literal
 from ullage.engines.base import Account
 from ullage.engines.interval import Interval, interval, is_filled
 from ullage.engines.registry import account, ranks_of
-from ullage.engines.reserved import reserved_bytes
+from ullage.engines.reserved import reserved_bytes, without_allocator
 from ullage.frozen import frozen, replace
 from ullage.hardware.overheads import Overhead
 from ullage.job.adapted import graph_of, left_out
@@ -87,8 +87,9 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
 
     Raises Unsupported where the job needs something that is not modelled, Infeasible where its layout cannot exist.
     """
-    graph = graph or graph_of(job)
-    peaks = [_peak_of(job, graph, rank) for rank in ranks_of(job, graph)]
+    held = without_allocator(job)
+    graph = graph or graph_of(held)
+    peaks = [_peak_of(held, graph, rank) for rank in ranks_of(held, graph)]
     found = _with_reserved(job, graph, peaks)
     worst = max(found, key=lambda one: one.device_bytes)
     device = job.cluster.device
@@ -181,7 +182,7 @@ def _peak_of(job: Job, graph: Graph, rank: Rank) -> _Found:
 
 def located(job: Job, graph: Graph, rank: Rank) -> tuple[Peak, Account]:
     """One rank's peak and its account: what is known before the allocator is simulated."""
-    found = _peak_of(job, graph, rank)
+    found = _peak_of(without_allocator(job), graph, rank)
     return found.peak, found.account
 
 
@@ -194,7 +195,7 @@ def rank_peak(job: Job, graph: Graph, rank: Rank) -> tuple[int, Account]:
 @lru_cache(maxsize=512)
 def _waste(job: Job, graph: Graph, worst: Rank, peak_bytes: int) -> int:
     """Reserved minus allocated on the worst rank, simulated; the other ranks waste the same share."""
-    return reserved_bytes(job, graph, worst, account(job, graph, worst), peak_bytes) - peak_bytes
+    return reserved_bytes(job, graph, worst, account(without_allocator(job), graph, worst), peak_bytes) - peak_bytes
 
 
 _NEAR = 0.8

@@ -12,6 +12,7 @@ from dataclasses import replace
 from ullage.engines import lengths
 from ullage.engines.base import Account, flag
 from ullage.engines.registry import account
+from ullage.frozen import FrozenMap
 from ullage.job.job import Job
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.rank import Rank
@@ -19,11 +20,26 @@ from ullage.memory.reserved import simulate
 from ullage.model.graph import Graph
 
 MOST_EVENTS = 30_000
+_EXPANDABLE = "expandable_segments"
+
+
+def without_allocator(job: Job) -> Job:
+    """What a job's tensors and seconds depend on: neither what is the allocator's alone nor which keys it left open. They are then known
+    already where another job differs in nothing else."""
+    options = job.engine.options
+    if _EXPANDABLE in options:
+        others = FrozenMap({name: value for name, value in options.items() if name != _EXPANDABLE})
+        job = replace(job, engine=replace(job.engine, options=others))
+    return replace(job, defaults=()) if job.defaults else job
 
 
 def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_bytes: int) -> int:
     """What the caching allocator has taken from the driver at most; never less than ``peak_bytes``."""
-    expandable = flag(job.engine.options, "expandable_segments", False)
+    expandable = flag(job.engine.options, _EXPANDABLE, False)
+    return _reserved_bytes(without_allocator(job), graph, rank, found, peak_bytes, expandable=expandable)
+
+
+def _reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_bytes: int, *, expandable: bool) -> int:
     varies = job.data.seq_len_mean is not None and not expandable  # segments that expand serve every length
     if varies or found.history.changes > MOST_EVENTS:
         job = _shorter(job)
@@ -36,7 +52,7 @@ def reserved_bytes(job: Job, graph: Graph, rank: Rank, found: Account, peak_byte
     if found.before is None:
         return peak_bytes + waste
     first = account(found.before, graph, rank)
-    in_first = reserved_bytes(found.before, graph, rank, first, first.program.peak_bytes)
+    in_first = _reserved_bytes(found.before, graph, rank, first, first.program.peak_bytes, expandable=expandable)
     return max(peak_bytes, found.program.peak_bytes + waste, in_first)
 
 

@@ -8,6 +8,7 @@ from ullage.engines.changes import Change
 from ullage.engines.estimate import Estimate, estimate, rank_peak
 from ullage.engines.interval import interval
 from ullage.engines.registry import ranks_of
+from ullage.engines.reserved import without_allocator
 from ullage.errors import UllageError
 from ullage.frozen import frozen
 from ullage.job.adapted import graph_of
@@ -112,8 +113,9 @@ def heaviest(job: Job, graph: Graph) -> tuple[Rank, ...]:
 
 
 def least(job: Job) -> Least:
-    graph = graph_of(job)
-    peak, account = max((rank_peak(job, graph, rank) for rank in heaviest(job, graph)), key=lambda one: one[0])
+    held = without_allocator(job)
+    graph = graph_of(held)
+    peak, account = max((rank_peak(held, graph, rank) for rank in heaviest(held, graph)), key=lambda one: one[0])
     outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
     return Least(
         peak_bytes=peak,
@@ -125,6 +127,6 @@ def least(job: Job) -> Least:
 
 def seconds(job: Job) -> float | None:
     try:
-        return step_time(job).step_s
+        return step_time(without_allocator(job)).step_s
     except UllageError:
         return None
