@@ -15,6 +15,7 @@ from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
 from ullage.job.wide import left_wide
+from ullage.job.widened import widened, widens
 from ullage.model.build import MEGATRON_ARGUMENTS
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
@@ -124,7 +125,9 @@ def trained(graph: Graph, job: Job) -> Graph:
         _refuse_together(job, job.lora)
     types = (adapters_type(job), _seen_as(job), model_type(job)) if job.lora is not None else ("", "", "")
     rest = (job.freeze, _asks_for_input_gradients(job), job.stack, adapted_experts.of(job))
-    return _trained(graph, job.lora, types, *rest)
+    found = _trained(graph, job.lora, types, *rest)
+    quantised = job.lora is not None and job.lora.base in QUANTISED
+    return widened(found) if quantised and widens(found, job) else found
 
 
 def _asks_for_input_gradients(job: Job) -> bool:

@@ -74,6 +74,7 @@ _RULES: dict[str, tuple[str, _Agrees]] = {
     "lora_dtype": ("lora", lambda value, job: job.lora is not None),
     "use_dora": ("lora", lambda value, job: value is False or job.lora is not None),
     "use_rslora": ("lora", lambda value, job: value is False or job.lora is not None),
+    "xielu_cuda": ("model.model_type", lambda value, job: value is False or job.model.model_type == "apertus"),
     "device_map": ("engine.name", lambda value, job: job.engine.name == "single"),
 }
 

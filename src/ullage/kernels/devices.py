@@ -30,6 +30,11 @@ DIFFERENCES: Mapping[str, Difference] = {
         "as it is",
         "aten/src/ATen/native/transformers/attention.cpp, pad_bias",
     ),
+    "autocast of expm1": Difference(
+        "runs in fp32, and softplus too",
+        "runs in its input's type",
+        "aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; autocast_mode.cpp, TORCH_LIBRARY_IMPL(aten, AutocastCPU)",
+    ),
     "autocast of Nemotron's norm": Difference(
         "casts what it is given into autocast's type",
         "leaves it as it is: it asks whether CUDA's autocast is on",

@@ -22,6 +22,7 @@ from ullage.kernels import (
     transformers_parallel,
     transformers_rope,
     transformers_selective,
+    transformers_xielu,
 )
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.lowering import kernel_of, module_segments
@@ -173,6 +174,7 @@ KERNELS: Mapping[str, Emit] = {
     "rope": transformers_rope.rope,
     "attention": transformers_attention.attention,
     "activation": transformers_mlp.activation,
+    "xielu": transformers_xielu.xielu,
     "residual": residual,
     "dropout": dropout,
     "loss": transformers_loss.loss,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ullage.errors import InvalidInput, UnknownKey, Unsupported, nearest
 from ullage.model.config import ModelConfig
 from ullage.model.keys import Keys
+from ullage.model.mlp import XIELU
 from ullage.model.spec import DecoderSpec
 
 OWN_TYPE = "gpt"
@@ -112,6 +113,13 @@ def _possible(spec: DecoderSpec) -> None:
             key="model.num_key_value_heads",
             value=spec.kv_heads,
             allowed=f"a divisor of {spec.heads}",
+        )
+    if spec.mlp == XIELU and (spec.glu or spec.experts is not None):
+        raise InvalidInput(
+            "has parameters, which are modelled in a plain MLP alone",
+            key="model.hidden_act",
+            value=XIELU,
+            remedy="model_type apertus has one",
         )
     if spec.experts is not None and spec.experts.top_k > spec.experts.count:
         raise InvalidInput(

@@ -45,6 +45,7 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
     "quick_gelu": "gelu",
     "relu": "relu",
     "relu2": "squared-relu",
+    "xielu": "xielu",
 }
 
 

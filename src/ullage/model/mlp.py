@@ -7,6 +7,9 @@ from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, STREAM, Dim, Op, Para
 from ullage.model.ops import linear, residual
 from ullage.model.spec import DecoderSpec, Experts
 
+XIELU = "xielu"
+"""An activation with parameters of its own, hence a kind of op."""
+
 
 def mlp(spec: DecoderSpec, source: str, sparse: bool) -> list[Op]:
     if sparse:
@@ -34,9 +37,10 @@ def _dense_mlp(spec: DecoderSpec, source: str, result: str, ffn: str, prefix: st
     ops.append(
         Op(
             name=f"{prefix}act",
-            kind="activation",
+            kind="xielu" if spec.mlp == XIELU else "activation",
             inputs=tuple(inner),
             outputs=(Tensor(name=f"{prefix}product", dims=(BATCH, SEQ, ffn)),),
+            params=_xielu_params(f"{prefix}act") if spec.mlp == XIELU else (),
             attrs=FrozenMap({"act": spec.mlp, "form": form(spec), "glu": spec.glu, "bias": spec.mlp_bias}),
             module=module,
         )
@@ -54,6 +58,12 @@ def _dense_mlp(spec: DecoderSpec, source: str, result: str, ffn: str, prefix: st
         )
     )
     return ops
+
+
+def _xielu_params(name: str) -> tuple[Param, ...]:
+    """xIELU (arXiv 2411.13010) learns its curvature above zero and below; two numbers beside it stay as they are."""
+    learned = tuple(Param(name=f"{name}.alpha_{side}", dims=(1,)) for side in ("p", "n"))
+    return (*learned, *(Param(name=f"{name}.{fixed}", dims=(), buffer=True) for fixed in ("beta", "eps")))
 
 
 def form(spec: DecoderSpec) -> str:

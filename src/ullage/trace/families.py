@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "hunyuan_v1_dense": COMMON,
     "granite": COMMON,
     "smollm3": COMMON,
+    "apertus": COMMON,
     "arcee": COMMON,
     "ernie4_5": COMMON,
     "exaone4": {**COMMON, **_MIXED},
