@@ -9,6 +9,7 @@ from tests.planner.following import followed, following
 
 from ullage.engines.estimate import rank_peak
 from ullage.engines.registry import ranks_of
+from ullage.job.job import Loss
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.model.graph import ROUTED
 from ullage.planner.bounds import again_s, modes
@@ -163,3 +164,31 @@ def test_bounds_are_near_enough_to_be_of_use() -> None:
     found = list(followed(following(doc, "megatron", seed=7, exhaustive=True), 40))
     near = [one.bounds_s[-2] / one.bounds_s[-1] for one in found]
     assert sorted(near)[len(near) // 10] > 0.9
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek"])
+def test_a_rank_without_the_head_does_not_know_of_the_loss(name: str) -> None:
+    """What it has no room for under one, it has none for under another."""
+    seen = 0
+    for one in followed(following(space(name), "megatron", seed=9, exhaustive=True), MANY):
+        graph = one.strategy.base.graph
+        recompute = one.strategy.family.kinds[one.at]
+        losses = [Loss(kind="vocab-parallel"), Loss(kind="vocab-parallel-fused")]
+        jobs = [replace(one.strategy.job, recompute=recompute, loss=loss) for loss in losses]
+        for ranks in zip(*(ranks_of(job, graph) for job in jobs), strict=True):
+            if not ranks[0].last:
+                first, other = (rank_peak(job, graph, rank)[0] for job, rank in zip(jobs, ranks, strict=True))
+                assert first == other
+                seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_of_ranks_with_the_same_chunks_the_first_holds_most(name: str) -> None:
+    for one in followed(following(space(name), "megatron", seed=10, exhaustive=True), MANY):
+        strategy, graph = one.strategy, one.strategy.base.graph
+        job = replace(strategy.job, recompute=strategy.family.kinds[one.at])
+        most: dict[object, int] = {}
+        for rank, stage in zip(ranks_of(job, graph), strategy.stages, strict=True):
+            peak, _ = rank_peak(job, graph, rank)
+            assert peak <= most.setdefault(stage.chunks, peak)

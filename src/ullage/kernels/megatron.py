@@ -55,6 +55,7 @@ def _up_projections_last(block: Block) -> Block:
     return replace(block, ops=(*block.ops[: places[0]], *down, *up, *block.ops[places[-1] + 1 :]))
 
 
+@lru_cache(maxsize=256)
 def _fused_norms(block: Block) -> Block:
     """Transformer Engine makes the norm before column-parallel linears in their own module, where --recompute-modules layernorm has nothing
     to do and mlp runs it again too (core/models/gpt/gpt_layer_specs.py: TELayerNormColumnParallelLinear, IdentityOp for the norm)."""

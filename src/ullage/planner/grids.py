@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.job.job import Job
 from ullage.planner.costs import GridCosts
 from ullage.planner.exact import first_violation
 from ullage.planner.growing import Sizes
+from ullage.planner.space import Space
 from ullage.planner.wanted import Base
 
 Grid = tuple[GridCosts, ...]
@@ -74,3 +76,22 @@ def least_dense_s(grid: Grid, micro_batch: int) -> float:
     if not found:
         raise refused
     return min(found)
+
+
+def grids_of(space: Space, base: Base, refuse: Callable[..., None]) -> tuple[list[Grids], int]:
+    """Degrees that divide blocks, under each loss, together those that differ in expert parallelism alone; and how many strategies all of
+    them have. refuse: with the number of strategies that a check refuses."""
+    found: dict[object, Grids] = {}
+    experts_s: dict[object, float] = {}
+    count = 0
+    for jobs in space.grids(base):
+        sizes = space.sizes(base, jobs[0])
+        strategies = sum(sizes.values())
+        count += len(jobs) * strategies
+        if strategies:
+            layout = jobs[0].layout
+            key = layout.tp, layout.cp, layout.sp
+            if key not in found:
+                found[key] = Grids(base, partial(refuse, strategies=strategies), experts_s, tuple(sizes))
+            found[key].add(jobs)
+    return list(found.values()), count

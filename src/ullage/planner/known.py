@@ -1,15 +1,18 @@
-"""What looks at one pipeline after another ask for again: engines that send alike, balances of time and memory, the best cuts."""
+"""What looks at one pipeline after another ask for again: engines that send alike, balances of time and memory, the best cuts, and what has
+no room."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
+from ullage.frozen import replace
 from ullage.job.job import Engine, Job
 from ullage.planner.balance import Balance, alike
+from ullage.planner.exact import first_too_large
 from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import Family, Space, Split
 from ullage.planner.splits import best_split
-from ullage.planner.strategies import Pipeline
+from ullage.planner.strategies import Pipeline, Strategy
 from ullage.planner.wanted import Base
 
 
@@ -51,3 +54,34 @@ class Known:
             return None
         split = best_split(costs.layers_s, job.layout.pp, first_s=costs.first_s, last_s=costs.last_s)
         return split if len(set(split)) > 1 else None
+
+
+class ExactRoom:
+    """What the exact account has no room for. Ranks that do not have the head do not know of the loss: what they have no room for under
+    one, they have none for under another."""
+
+    def __init__(self) -> None:
+        self._high_bytes: dict[Job, int] = {}  # of jobs whatever their loss
+
+    def is_known(self, strategy: Strategy, job: Job) -> bool:
+        """Whether it is too large for a rank that does not know of its loss."""
+        return _whatever_loss(strategy, job) in self._high_bytes
+
+    def too_large(self, strategy: Strategy, job: Job) -> int:
+        """The high estimate of a rank whose allocated bytes are too many, before the allocator is simulated; 0 where there is none. Of
+        ranks with the same chunks the first stands for all."""
+        whatever_loss = _whatever_loss(strategy, job)
+        if whatever_loss not in self._high_bytes:
+            stages = [stage.index for stage in strategy.stages if stage.first_of_kind]
+            found = first_too_large(job, strategy.base.graph, stages)
+            if found is None:
+                return 0
+            rank, high_bytes = found
+            if rank.last:
+                return high_bytes
+            self._high_bytes[whatever_loss] = high_bytes
+        return self._high_bytes[whatever_loss]
+
+
+def _whatever_loss(strategy: Strategy, job: Job) -> Job:
+    return replace(job, loss=strategy.base.job.loss)

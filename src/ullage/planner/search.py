@@ -34,9 +34,9 @@ from ullage.planner.bounds import (
     stage_times,
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
-from ullage.planner.exact import first_error, first_too_large, first_violation, leaves_experts_over
-from ullage.planner.grids import Grid, Grids, least_dense_s
-from ullage.planner.known import Known
+from ullage.planner.exact import first_error, first_violation, leaves_experts_over
+from ullage.planner.grids import Grid, Grids, grids_of, least_dense_s
+from ullage.planner.known import ExactRoom, Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, NONE, Family, Space
 from ullage.planner.stages import Stage, flights, stages_of
@@ -74,7 +74,7 @@ class Search:
         self.space = Space(self.want)
         self._known = Known(self.space)
         self._room = {id(base): MemoryBound(base.job) for base in self.bases}
-        self._no_room: dict[Job, int] = {}  # whatever the loss, with their high estimate
+        self._exact = ExactRoom()
 
     # -- the queue
 
@@ -347,7 +347,7 @@ class Search:
         if broken is not None:
             self._refuse(job, broken.error(), rest)
             return
-        if self._whatever_loss(strategy, job) in self._no_room:
+        if self._exact.is_known(strategy, job):
             self._left_out(strategy, at, exact=False)
             return
         try:
@@ -363,7 +363,7 @@ class Search:
         """The exact memory."""
         job, strategy = timed.job, timed.strategy
         try:
-            high = self._too_large(strategy, job)
+            high = self._exact.too_large(strategy, job)
             answer = None if high else estimate(job, strategy.base.graph)
         except (Unsupported, Infeasible) as error:
             self.counts.evaluated -= 1
@@ -379,44 +379,32 @@ class Search:
         self._left_out(strategy, timed.at, exact=answer is not None)
         return None
 
-    def _too_large(self, strategy: Strategy, job: Job) -> int:
-        """The high estimate of a rank whose allocated bytes are too many; 0 where there is none. Ranks that do not have the head do not
-        know of the loss: what they have no room for under one, they have none for under another."""
-        whatever_loss = self._whatever_loss(strategy, job)
-        if whatever_loss not in self._no_room:
-            kinds = [stage.index for stage in strategy.stages if stage.first_of_kind]
-            found = first_too_large(job, strategy.base.graph, kinds)
-            if found is None:
-                return 0
-            rank, high = found
-            if rank.last:
-                return high
-            self._no_room[whatever_loss] = high
-        return self._no_room[whatever_loss]
-
-    def _whatever_loss(self, strategy: Strategy, job: Job) -> Job:
-        return replace(job, loss=strategy.base.job.loss)
-
     def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
         """A strategy that does not fit: what recomputes more than it may. exact: by its estimate."""
         self._failed += 1
         self.counts.infeasible += 1
-        if at + 1 < len(strategy.family.kinds) and not self.exhaustive:
-            self._push(self._bound(strategy, at + 1), partial(self._recomputed_more, strategy, at + 1, exact))
+        count = len(strategy.family.kinds)
+        if at + 1 < count and not self.exhaustive:
+            look = partial(self._recomputed_more, strategy, at + 1, count, exact)
+            self._push(self._bound(strategy, at + 1), look)
 
-    def _recomputed_more(self, strategy: Strategy, low: int, exact: bool, value: Value) -> None:
-        """The first recomputation that its account leaves, recomputing more layers being taken not to raise it: the smallest first, then by
-        halving. exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
+    def _recomputed_more(self, strategy: Strategy, low: int, high: int, exact: bool, value: Value) -> None:
+        """The first recomputation from ``low`` on that its account leaves, recomputing more layers being taken not to raise it. ``high`` is
+        left, where there is such a one. The smallest is asked for first, then by halving, once a look: most are never looked at again.
+        exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
         kinds, graph = strategy.family.kinds, strategy.base.graph
-
-        def left(recompute: Recompute) -> bool:
-            job = replace(strategy.job, recompute=recompute)
-            return not self._too_large(strategy, job) and (not exact or estimate(job, graph).verdict == "fits")
-
-        first = bisect_left(kinds, True, lo=low, hi=len(kinds) - 1, key=left) if left(kinds[-1]) else len(kinds)
-        self.counts.infeasible += first - low
-        if first < len(kinds):
-            self._push(self._bound(strategy, first), partial(self._timed, strategy, first))
+        if low == high:
+            self._push(value, partial(self._timed, strategy, low))
+            return
+        at = high - 1 if high == len(kinds) else (low + high) // 2
+        job = replace(strategy.job, recompute=kinds[at])
+        if not self._exact.too_large(strategy, job) and (not exact or estimate(job, graph).verdict == "fits"):
+            high = at
+        else:
+            self.counts.infeasible += at + 1 - low
+            low = at + 1
+        if low < len(kinds):
+            self._push(self._bound(strategy, low), partial(self._recomputed_more, strategy, low, high, exact))
 
     def _refuse(self, job: Job, error: UllageError | Callable[[], UllageError], strategies: int) -> None:
         if job.engine.name not in self.reasons:
@@ -424,21 +412,10 @@ class Search:
         self.counts.infeasible += strategies
         self.counts.refused += strategies
 
-    def _grids(self, base: Base) -> Iterator[Grids]:
-        """Degrees that divide blocks, under each loss; together those that differ in expert parallelism alone."""
-        found: dict[object, Grids] = {}
-        experts_s: dict[object, float] = {}
-        for jobs in self.space.grids(base):
-            sizes = self.space.sizes(base, jobs[0])
-            strategies = sum(sizes.values())
-            self.counts.space += len(jobs) * strategies
-            if strategies:
-                layout = jobs[0].layout
-                key = layout.tp, layout.cp, layout.sp
-                if key not in found:
-                    found[key] = Grids(base, partial(self._refuse, strategies=strategies), experts_s, tuple(sizes))
-                found[key].add(jobs)
-        yield from found.values()
+    def _grids(self, base: Base) -> list[Grids]:
+        found, strategies = grids_of(self.space, base, self._refuse)
+        self.counts.space += strategies
+        return found
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ullage.calibration.memory import MemoryKind
@@ -41,11 +40,12 @@ def _types(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str,
 
 def _type_of(step: Step, sizes: Mapping[str, int], types: Mapping[str, str], context: Context) -> str:
     """What most of the bytes that it reads and writes are of."""
-    moved: Counter[str] = Counter()
-    for name in (*step.reads, *(buffer.name for buffer in step.writes)):
-        if name in types:
-            moved[types[name]] += sizes.get(name, 0)
-    return moved.most_common(1)[0][0] if moved else context.compute
+    moved: dict[str, int] = {}
+    for name in (*step.reads, *[buffer.name for buffer in step.writes]):
+        dtype = types.get(name)
+        if dtype is not None:
+            moved[dtype] = moved.get(dtype, 0) + sizes.get(name, 0)
+    return max(moved, key=moved.__getitem__) if moved else context.compute
 
 
 def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
@@ -112,11 +112,11 @@ def _kernel(step: Step, sizes: dict[str, int], types: Mapping[str, str], context
     """
     kind, kind_back = _kinds(step, context)
     dtype = _type_of(step, sizes, types, context)
-    read = sum(sizes.get(name, 0) for name in step.reads)
-    written = sum(buffer.bytes for buffer in step.writes)
+    read = sum([sizes.get(name, 0) for name in step.reads])
+    written = sum([buffer.bytes for buffer in step.writes])
     made = step.writes[0].bytes if step.writes else 0
     grads = [sizes.get(name, 0) for name in step.reads if name not in step.no_grad and name not in step.passes]
-    saved = sum(sizes.get(name, 0) for name in step.saves)
+    saved = sum([sizes.get(name, 0) for name in step.saves])
     back = saved + made + sum(grads) if grads or step.weights else 0
     passing = 2 * sum(buffer.bytes for buffer in step.scratch)
     passing_back = 2 * sum(buffer.bytes for buffer in step.backward_scratch) if back else 0
