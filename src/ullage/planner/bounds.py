@@ -22,7 +22,7 @@ from ullage.planner.costs import GridCosts
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.stages import Counts, Stage, flights
-from ullage.planner.states import each_element
+from ullage.planner.states import EachElement, each_element
 from ullage.timing.gradients import accumulated_bytes, once_bytes
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s
@@ -299,9 +299,9 @@ class MemoryBound:
         outside = overheads.context(job.cluster.device, lazy=True)
         self.room_bytes = int((job.cluster.device.capacity_bytes - outside.high_bytes) / (1 + LEAST_ABOVE))
 
-    def states_bytes(self, held: Held, job: Job) -> tuple[float, float]:
+    def states_bytes(self, held: Held, each: EachElement) -> tuple[float, float]:
         """Between two steps, and at the end of the last backward."""
-        dense, experts = each_element(job)
+        dense, experts = each
         return (
             held.dense * dense.kept + held.experts * experts.kept,
             held.dense * dense.end + held.experts * experts.end,
@@ -309,7 +309,7 @@ class MemoryBound:
 
     def stage_bytes(self, costs: ShapeCosts, stage: Stage, job: Job, recompute: Recompute) -> float:
         """With the pipeline full, or with all gradients: whichever is more."""
-        kept, end = self.states_bytes(Held(costs, stage), job)
+        kept, end = self.states_bytes(Held(costs, stage), each_element(job))
         return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
 
     def layers_again(

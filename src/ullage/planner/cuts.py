@@ -11,6 +11,7 @@ from ullage.planner.bounds import Held, MemoryBound, StageTime, again_s, any_chu
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import Family, layer_by_layer
 from ullage.planner.stages import Stage
+from ullage.planner.states import EachElement, each_element
 from ullage.planner.strategies import Cut
 
 
@@ -23,10 +24,11 @@ def again_of(cut: Cut, stages: tuple[Stage, ...], room: MemoryBound) -> list[flo
             return None
         return [again_s(cut.costs, stage, layers) for stage, layers in zip(stages, again, strict=True)]
     found: list[float] = []
+    each = [each_element(one) for one in cut.engines]
     for stage in stages:
         seconds = found[-1] if found else 0.0
         if stage.first_of_kind:
-            kept = _kept_bytes(cut, stage, cut.engines, room)
+            kept = _kept_bytes(cut, stage, each, room)
             if kept is None:
                 return None
             least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
@@ -42,10 +44,11 @@ def layers_again(
 ) -> list[int] | None:
     """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit."""
     found = []
+    each = [each_element(one) for one in engines]
     for stage in stages:
         layers: int | None = 0  # of equal ranks the later ones have less in flight
         if stage.first_of_kind:
-            kept = _kept_bytes(cut, stage, engines, room)
+            kept = _kept_bytes(cut, stage, each, room)
             layers = None
             if kept is not None:
                 layers = room.layers_again(cut.costs, stage, in_flight[stage.index], kept, cut.family)
@@ -55,10 +58,10 @@ def layers_again(
     return found
 
 
-def _kept_bytes(cut: Cut, stage: Stage, engines: Sequence[Job], room: MemoryBound) -> float | None:
+def _kept_bytes(cut: Cut, stage: Stage, engines: Sequence[EachElement], room: MemoryBound) -> float | None:
     """States between two steps, at the least; None where they have no room at a step's end."""
     held = Held(cut.costs, stage)
-    kept, end = (min(each) for each in zip(*(room.states_bytes(held, job) for job in engines), strict=True))
+    kept, end = (min(each) for each in zip(*[room.states_bytes(held, one) for one in engines], strict=True))
     return kept if end <= room.room_bytes else None
 
 

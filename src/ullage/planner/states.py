@@ -45,13 +45,17 @@ class BytesPerElement:
     end: float
 
 
+EachElement = tuple[BytesPerElement, BytesPerElement]
+"""Of dense parameters and of experts'."""
+
+
 def bytes_per_element(job: Job, shards: int) -> BytesPerElement:
     """Of one element of a parameter on one rank, ``shards`` ranks dividing it."""
     return _bytes(job.engine.name, job.engine.zero_stage, job.precision, job.optimizer, job.offload, shards)
 
 
-def each_element(job: Job) -> tuple[BytesPerElement, BytesPerElement]:
-    """Of dense parameters and of experts', divided as the job divides them."""
+def each_element(job: Job) -> EachElement:
+    """Divided as the job divides them."""
     layout, group = job.layout, job.engine.shard_group
     return (
         bytes_per_element(job, group or layout.dp * layout.cp),
