@@ -157,7 +157,7 @@ def residual(tape: Tape, op: Op) -> Value:
     return tape.add(left, right, output, "residual stream")
 
 
-_MULTIPLIES = frozenset({"granite"})
+_MULTIPLIES = frozenset({"granite", "granitemoe"})
 """Models that scale each branch before it joins the stream, by 1 too."""
 
 

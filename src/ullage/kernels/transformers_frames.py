@@ -33,6 +33,7 @@ _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_fina
 """The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
 
 _PARALLEL = {"end": ("attention_in", "attention_out", "mlp_out")}
+_SCALED = {"attention_add": ("attention_out",), "end": ("mlp_out",)}
 
 _ARGUMENTS: _Names = {
     "o_proj": _ATTENTION,
@@ -56,7 +57,8 @@ _LOCALS: Mapping[str, _Names] = {
         "end": ("attention_out", "attention_out_dropped", "mlp_in"),
     },
     "gpt_neox": {"end": ("attention_out", "attention_out_dropped", "mlp_out", "mlp_out_dropped")},
-    "granite": {"attention_add": ("attention_out",), "end": ("mlp_out",)},
+    "granite": _SCALED,
+    "granitemoe": _SCALED,
     "opt": {"down_proj": ()},
     "phi": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "attention_out_dropped", "mlp_out")},
     "stablelm": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "mlp_out")},

@@ -61,7 +61,7 @@ def loss(tape: Tape, op: Op) -> Value:
 
 
 _NAMED = ("head_in", "labels.padded")
-_SCALES = frozenset({"cohere", "granite"})
+_SCALES = frozenset({"cohere", "cohere2", "granite", "granitemoe"})
 """Models that multiply or divide the logits by a number, by 1 too."""
 
 

@@ -18,7 +18,7 @@ from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
 
 _TOKENS: tuple[Dim, ...] = (BATCH, SEQ_SP)
-_FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2"})
+_FP32_ROUTERS = frozenset({"deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "kimi_k2"})
 """Models whose router computes in fp32 from the stream on."""
 
 
@@ -46,6 +46,8 @@ def router(tape: Tape, op: Op) -> Value:
     logits = Value("router.logits", (*_TOKENS, "router"), tape.context.compute)
     matmul(tape, logits.name, source, [(param.name, param.dims)], logits, rows=True)
     wide = tape.cast(logits, "fp32", "router.fp32")
+    if tape.family in _PICKS_FIRST:
+        return _softmax_of_picked(tape, wide, tape[op.inputs[0]].dtype)
     probs = Value("router.probs", wide.dims, "fp32")
     tape.emit(probs.name, (wide,), probs, what="routing probabilities", saves=(probs,))
     best = _top_k(tape, probs)
@@ -54,6 +56,21 @@ def router(tape: Tape, op: Op) -> Value:
         best = _sum_to_one(tape, best, "router.best_normalised")
     scores = tape.cast(best, "fp32" if tape.family == "mixtral" else logits.dtype, "scores")
     tape.hold(named)
+    return scores
+
+
+_PICKS_FIRST = frozenset({"granitemoe"})
+"""Models whose router takes the softmax of the best k logits alone."""
+
+
+def _softmax_of_picked(tape: Tape, logits: Value, dtype: str) -> Value:
+    """In the input's type; the logits are named to the mixture's end in fp32 (models/granitemoe/modeling_granitemoe.py)."""
+    tape.values["router.logits"] = logits
+    best = _top_k(tape, logits)
+    probs = Value("router.probs", best.dims, "fp32")
+    tape.emit(probs.name, (best,), probs, what="routing probabilities", saves=(probs,))
+    scores = tape.cast(probs, dtype, "scores")
+    tape.hold(best)
     return scores
 
 

@@ -30,6 +30,16 @@ def rope(tape: Tape, op: Op) -> None:
     tape.module = "rope"
     if tape.family in INTERLEAVES:
         _interleave(tape, op)
+    if tape.family in _SCALES_QUERIES:
+        query, key = op.outputs
+        _turn(tape, replace(op, outputs=(replace(query, name=f"{query.name}.unscaled"), key)))
+        _scaled_by_position(tape, query)
+    else:
+        _turn(tape, op)
+
+
+def _turn(tape: Tape, op: Op) -> None:
+    """The rotary embedding alone."""
     sources = [tape[name] for name in op.inputs]
     raw = (
         sources if tape.family == "gpt_neox" else [tape.view(one, f"{one.name}.heads", copies=True) for one in sources]
@@ -39,6 +49,18 @@ def rope(tape: Tape, op: Op) -> None:
     else:
         _whole(tape, op, raw)
     tape.hold(*raw)
+
+
+_SCALES_QUERIES = frozenset({"ministral3"})
+"""Models that multiply queries by a function of their position (models/ministral3/modeling_ministral3.py, get_llama_4_attn_scale)."""
+
+
+def _scaled_by_position(tape: Tape, query: Tensor) -> None:
+    """The factors, which each layer makes and saves, are one of a position."""
+    source = tape[f"{query.name}.unscaled"]
+    factors = Value(f"{query.name}.factors", (1, 1, SEQ, 1), source.dtype)
+    tape.emit(factors.name, (), factors, what="factor of the queries of each position")
+    tape.mul_constant(source, query.name, source.dtype, factors)
 
 
 def _interleave(tape: Tape, op: Op) -> None:
