@@ -198,6 +198,12 @@ def test_the_text_part_of_a_multimodal_model() -> None:
     assert "text part" in config.name
     assert graph(config).tied
     assert config.beside == ("vision_config",)
+    text = {**LLAMA, "model_type": "qwen2_5_vl_text", "num_key_value_heads": 1}
+    flat = {**text, "model_type": "qwen2_5_vl", "vision_config": {"hidden_size": 8}}  # as Qwen wrote it
+    for keys in (flat, {"model_type": "qwen2_5_vl", "text_config": text}):
+        config = model_config(keys)
+        assert config.model_type == "qwen2_5_vl_text"
+        assert "text part" in config.name
     assert "multimodal" in message({"model_type": "x_vl", "text_config": {"model_type": "x"}}, Unsupported)
 
 

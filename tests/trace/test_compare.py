@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from ullage.trace import compare
-from ullage.trace.compare import ATTENTIONS, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
-from ullage.trace.families import EAGER_ONLY, FAMILIES
+from ullage.trace.compare import ATTENTIONS, COMPARED, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
+from ullage.trace.families import EAGER_ONLY
 
 MODES: list[tuple[str, str, Literal["none", "full", "selective"]]] = [
     ("bf16", "sdpa", "none"),
@@ -23,7 +23,7 @@ MODES: list[tuple[str, str, Literal["none", "full", "selective"]]] = [
 
 def _cases() -> list[Case]:
     modes = cycle(MODES)
-    chosen = [Case(family, *next(modes)) for family in FAMILIES]
+    chosen = [Case(family, *next(modes)) for family in COMPARED]
     return [case._replace(attention="eager") if case.family in EAGER_ONLY else case for case in chosen]
 
 

@@ -155,6 +155,9 @@ def embedding(tape: Tape, op: Op) -> Value:
 _TABLES_BY_KIND = frozenset({"gemma3_text", "olmo3"})
 """Models that turn by other frequencies in layers with a window (models/gemma3/modeling_gemma3.py, Gemma3RotaryEmbedding)."""
 
+_TABLES_BY_SEQUENCE = frozenset({"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
+"""Models whose positions are those of each sequence's images (models/qwen3_vl/modeling_qwen3_vl.py, Qwen3VLTextRotaryEmbedding)."""
+
 _COMPLEX_TABLES = frozenset({"deepseek_v2"})
 """Models that turn queries and keys as complex numbers (models/deepseek_v2/modeling_deepseek_v2.py, DeepseekV2RotaryEmbedding)."""
 
@@ -171,8 +174,9 @@ def _rotary_tables(tape: Tape, op: Op) -> tuple[Buffer, ...]:
     windows = op.attrs["windows"]
     assert isinstance(windows, tuple)
     kinds = ["", ".sliding"] if tape.family in _TABLES_BY_KIND and None in windows and len(windows) > 1 else [""]
+    rows = BATCH if tape.family in _TABLES_BY_SEQUENCE else 1
     return tuple(
-        tape.context.buffer(f"rotary.{which}{kind}", (1, SEQ, size), dtype, f"{which} of the rotary embedding")
+        tape.context.buffer(f"rotary.{which}{kind}", (rows, SEQ, size), dtype, f"{which} of the rotary embedding")
         for kind in kinds
         for which in ("cos", "sin")
     )

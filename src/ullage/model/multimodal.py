@@ -14,19 +14,14 @@ _OUTER: Final = ("tie_word_embeddings",)
 """Said outside of the decoder's section as often as in it."""
 
 _TYPES: Final[Mapping[str, str]] = {
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
     "llava": "llama",
     "llava_llama": "llama",
     "llava_mistral": "mistral",
     "llava_qwen": "qwen2",
 }
-"""Decoders of another name: modeling_qwen2_5_vl.py and its kind rotate by three positions and are else as these; haotian-liu/LLaVA (and
-LLaVA-NeXT) writes all keys of the decoder flat into the file."""
+"""Whose files, or first files, have all keys of the decoder flat beside a tower: Qwen, haotian-liu/LLaVA and LLaVA-NeXT."""
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
     "llama": {

@@ -36,12 +36,13 @@ from ullage.model.graph import Graph
 from ullage.trace.crossing import Carried
 from ullage.trace.cut import Part, parts
 from ullage.trace.events import Allocation, Trace
-from ullage.trace.families import EAGER_ONLY, FAMILIES
+from ullage.trace.families import EAGER_ONLY, FAMILIES, TEXT_PARTS
 from ullage.trace.run import Factory, trace
 from ullage.trace.selective import contexts
 from ullage.trace.steps import Tape
 
 BATCH, SEQ = 2, 40
+COMPARED = (*FAMILIES, *TEXT_PARTS)
 PRECISIONS = ("bf16", "fp32", "autocast")
 ATTENTIONS = ("sdpa", "eager")
 RECOMPUTES: tuple[Literal["none", "full", "selective"], ...] = ("none", "full", "selective")
@@ -84,7 +85,7 @@ class Row(NamedTuple):
         return self.closed == self.traced
 
 
-def cases(families: Sequence[str] = tuple(FAMILIES)) -> Iterator[Case]:
+def cases(families: Sequence[str] = COMPARED) -> Iterator[Case]:
     for family in families:
         for precision, attention, recompute in product(PRECISIONS, ATTENTIONS, RECOMPUTES):
             if attention == "eager" or family not in EAGER_ONLY:
@@ -113,7 +114,8 @@ def configured(case: Case) -> Any:
     from transformers import AutoConfig, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    return AutoConfig.for_model(case.family, **FAMILIES[case.family])
+    keys = FAMILIES[case.family] if case.family in FAMILIES else TEXT_PARTS[case.family].keys
+    return AutoConfig.for_model(case.family, **keys)
 
 
 # -- the trace
@@ -123,11 +125,8 @@ def factory(case: Case, config: Any) -> Factory:
     """The real class, one step without an optimizer."""
 
     def made() -> tuple[torch.nn.Module, None, Any]:
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=case.attention, dtype=_TORCH[case.precision]
-        ).train()
+        kind, whole = _whole(case, config)
+        model: Any = kind.from_config(whole, attn_implementation=case.attention, dtype=_TORCH[case.precision]).train()
         if case.recompute != "none":
             by_op = {"context_fn": contexts} if case.recompute == "selective" else {}
             model.activation_checkpointing_enable({"use_reentrant": False, **by_op})
@@ -143,6 +142,17 @@ def factory(case: Case, config: Any) -> Factory:
         return model, None, step
 
     return made
+
+
+def _whole(case: Case, config: Any) -> tuple[Any, Any]:
+    """The class that builds a model, and its config; of a text part that of the whole, whose other parts run on no text."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if case.family not in TEXT_PARTS:
+        return AutoModelForCausalLM, config
+    part = TEXT_PARTS[case.family]
+    whole = AutoConfig.for_model(part.whole, text_config=config.to_dict(), vision_config=part.vision)
+    return AutoModelForImageTextToText, whole
 
 
 def _traced(case: Case, config: Any) -> Trace:
@@ -343,12 +353,12 @@ SUMMARY = """
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints every block of each family's first mode, what differs in its other modes, and then how many of all are equal."""
     parser = argparse.ArgumentParser(prog="python -m ullage.trace.compare", description=__doc__)
-    parser.add_argument("--family", default=",".join(FAMILIES), help="names, with commas between")
+    parser.add_argument("--family", default=",".join(COMPARED), help="names, with commas between")
     parser.add_argument("--differing", action="store_true", help="only what differs")
     arguments = parser.parse_args(argv)
     sys.stdout.write(HEAD)
     summary = []
-    for family in FAMILIES:
+    for family in COMPARED:
         if family not in arguments.family.split(","):
             continue
         modes = blocks = equal = 0

@@ -7,6 +7,7 @@ that terms which happen to be equal in a real model differ here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 COMMON: Mapping[str, object] = {
     "hidden_size": 64,
@@ -91,3 +92,23 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 }
 EAGER_ONLY = frozenset({"gemma2"})
 """Families whose classes refuse sdpa (a cap on the attention's logits)."""
+
+
+class TextPart(NamedTuple):
+    """keys: of its own config.json. whole: the model_type that it is a part of; vision: keys of the part beside it, which no text runs."""
+
+    keys: Mapping[str, object]
+    whole: str
+    vision: Mapping[str, object]
+
+
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
+_QWEN = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}
+
+TEXT_PARTS: Mapping[str, TextPart] = {
+    "qwen2_vl_text": TextPart({**COMMON, **_MROPE}, "qwen2_vl", {**_QWEN, "embed_dim": 32, "hidden_size": 64}),
+    "qwen2_5_vl_text": TextPart({**COMMON, **_MROPE}, "qwen2_5_vl", _QWEN),
+    "qwen3_vl_text": TextPart({**COMMON, **_MROPE}, "qwen3_vl", _QWEN),
+    "qwen3_vl_moe_text": TextPart({**COMMON, **_MOE, **_MROPE}, "qwen3_vl_moe", _QWEN),
+}
+"""Families for whose own config.json transformers has no language model: they run inside of another."""

@@ -13,10 +13,10 @@ def spec(keys: Keys) -> DecoderSpec:
     return replace(with_windows(keys, standard(keys)), qkv_bias=True)
 
 
-def with_windows(keys: Keys, base: DecoderSpec) -> DecoderSpec:
+def with_windows(keys: Keys, base: DecoderSpec, first: int = 28) -> DecoderSpec:
     """max_window_layers is the first layer with a window."""
     window = sliding_window(keys, 4096)
     if not keys.flag("use_sliding_window", default=False):
         window = None
-    first = keys.count("max_window_layers", default=28)
+    first = keys.count("max_window_layers", default=first)
     return replace(base, windows=windows(keys, base.layers, window, lambda index: index >= first))
