@@ -290,6 +290,21 @@ def test_fsdp2_shards_what_has_a_floating_type(
     assert account == pytest.approx(traced_bytes, rel=0.005)
 
 
+@pytest.mark.parametrize(("recompute", "traced_bytes"), [("none", 167_086_080), ("full", 76_154_880)])
+def test_dora_unpacks_what_it_takes_norms_of(recompute: str, traced_bytes: int) -> None:
+    """Traced as above: each forward makes the whole weight once more (PEFT tuners/lora/dora.py, dequantize_module_weight)."""
+    lora = {"rank": 16, "targets": "all-linear", "base": "nf4", "dora": True}
+    found = _estimate(model=WIDE, recompute=recompute, lora=lora)
+    account = found.peak.allocated_bytes - by_category(found.ledger)["workspace"]
+    assert account == pytest.approx(traced_bytes, rel=0.015)
+
+
+def test_dora_beside_a_packed_base_is_refused_under_autocast() -> None:
+    lora = {"rank": 16, "targets": "all-linear", "base": "nf4", "dora": True}
+    with pytest.raises(Unsupported, match=r"lora\.dora"):
+        _estimate(model=WIDE, precision=AUTOCAST, lora=lora)
+
+
 def test_fsdp2_shards_the_scales_of_torchao_s_weights_too() -> None:
     """NF4Tensor hands FSDP2 its weights, scales and scales of scales (torchao nf4_tensor.py, fsdp_pre_all_gather): a byte of scales for 64
     weights and two for 256 x 64."""

@@ -153,7 +153,10 @@ def _knows(job: Job, engines: tuple[str, ...]) -> bool:
 
 
 def _knows_dora(job: Job) -> bool:
-    return job.lora is not None and job.lora.base == "bf16" and _knows(job, ("single", "ddp"))
+    """Beside four bits without autocast: under it DoRA widens what the layers after it are given, which is not modelled."""
+    if job.lora is None or job.lora.base == "bf16":
+        return _knows(job, ("single", "ddp"))
+    return job.lora.base in PACKED and not job.precision.autocast and _knows(job, ("single",))
 
 
 _PACKED = {

@@ -33,6 +33,11 @@ def added_to_quantised(tape: Tape, op: Op, source: Value, result: Value, output:
     """The same beside a quantised linear (tuners/lora/bnb.py): under autocast nothing is cast here, else what is added is."""
     autocast = tape.context.autocast
     wide = source if autocast else tape.cast(source, _dtype(op), f"{prefix}{op.params[-2].name}.cast")
+    total = _with_dora(tape, op, wide, result, output, prefix)
+    if total is not None:
+        made = tape.cast(total, result.dtype, output.name)
+        tape.hold(source, wide)
+        return made
     scaled = _scaled(tape, op, wide, output, prefix)
     if not autocast:
         scaled = tape.cast(scaled, result.dtype, f"{prefix}{op.params[-1].name}.narrow")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ullage.job.adapted import QUANTISED
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.model.graph import Dim, Op, Param
 
@@ -74,7 +75,11 @@ def _norm(tape: Tape, op: Op, source: Value, low: Param, high: Param, name: str)
     )
     update = tape.cast(update, source.dtype, f"{name}.BA.cast")
     weight = Value(f"{name}.weight", (*outer, *inner), source.dtype)
-    if tape.weight_dtype != source.dtype:
+    if op.params[0].elements in QUANTISED:
+        unpacked = context.buffer(f"{name}.unpacked", weight.dims, context.compute)
+        cast = (unpacked,) if source.dtype != context.compute else ()
+        tape.emit(weight.name, (), weight, what=f"{op.name} weight, dequantised", scratch=cast)
+    elif tape.weight_dtype != source.dtype:
         tape.emit(weight.name, (), weight, what=f"{op.name} weight in the adapters' type")
     else:
         weight = Value(f"{name}.weight", (), source.dtype)
