@@ -215,6 +215,8 @@ def test_targets_of_another_model_are_left_out_and_said() -> None:
     for targets in (["q_porj", "o_proj"], ["q_proj"]):
         with pytest.raises(InvalidInput, match="is no linear"):
             _estimate(**keys, lora={"base": "nf4", "targets": targets})
+    with pytest.raises(InvalidInput, match="is no linear"):  # PEFT's way, and no other library's
+        _estimate(model=PHI3, stack="torchtune", lora={"targets": ["q_proj", "o_proj"]})
 
 
 @pytest.mark.parametrize(

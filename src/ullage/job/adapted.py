@@ -180,7 +180,8 @@ def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack:
     found: set[str] = set()
     runs = [replace(run, block=_adapted(graph, run.block, lora, types, found, experts)) for run in graph.runs]
     missing = [target for target in lora.targets if target != ALL_LINEAR and target not in found]
-    if missing and (not found or not set(missing) <= _OF_SOME_MODEL):
+    leaves_out = stack in OF_TRANSFORMERS and found and set(missing) <= _OF_SOME_MODEL
+    if missing and not leaves_out:
         raise InvalidInput(
             "is no linear of this model's layers",
             key="lora.targets",
