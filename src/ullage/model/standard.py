@@ -13,6 +13,7 @@ def standard(
     *,
     activation: str = "silu",
     activation_key: str = "hidden_act",
+    layers_key: str = "num_hidden_layers",
     heads: int | Required = REQUIRED,
     kv_heads: int | None = None,
     head_dim: int | None = None,
@@ -26,7 +27,7 @@ def standard(
     act = keys.activation(activation_key, "hidden_act", default=activation)
     return DecoderSpec(
         name="",
-        layers=keys.layers("num_hidden_layers"),
+        layers=keys.layers(layers_key, "num_hidden_layers"),
         hidden=hidden,
         heads=n_heads,
         kv_heads=keys.size("num_key_value_heads", default=kv_heads or n_heads),
