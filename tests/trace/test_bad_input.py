@@ -7,6 +7,8 @@ import torch
 from tests.trace import factories
 
 from ullage.errors import InvalidInput, UllageError, Unsupported
+from ullage.job.read import read_job
+from ullage.trace.models import build
 from ullage.trace.run import factory_named, trace
 
 CASES = {
@@ -86,3 +88,18 @@ def test_file_that_does_not_import(tmp_path: Path) -> None:
 def test_rank_outside_of_the_world() -> None:
     with pytest.raises(InvalidInput, match="0 to 1"):
         trace(factories.mlp, rank=2, world=2)
+
+
+def test_the_text_part_of_a_multimodal_model_is_no_model_of_its_own() -> None:
+    text = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    }
+    model = {"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}, **text}
+    job = read_job({"schema": 1, "model": model, "cluster": "1xH100-SXM-80GB", "engine": {"name": "single"}})
+    with pytest.raises(Unsupported, match=r"text part of a multimodal model, .*; write a factory"):
+        build(job)

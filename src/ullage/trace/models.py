@@ -116,6 +116,9 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = config_of(job)
+    if job.model.beside and type(config) not in AutoModelForCausalLM._model_mapping:
+        what = "is the text part of a multimodal model, which transformers builds as a whole alone"
+        raise Unsupported(what, key="model", value=job.model.name, remedy=_REMEDY)
     chosen = {"attn_implementation": ATTENTION[job.attention], "dtype": DTYPES[model_type(job)]}
     of: Any = AutoModelForCausalLM
     try:
