@@ -59,8 +59,12 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 
 
 def test_of_a_norm_that_follows_a_norm_the_gradient_is_a_new_tensor() -> None:
-    """transformers/rms_norm.py: in_place=False for gemma2, whose two norms share a gradient."""
-    for name, passes in (("llama-3.2-1b", True), ("gemma-2-2b", False)):
+    """transformers/rms_norm.py: in_place=False for gemma2, whose two norms share a gradient; monkey_patch.py: and for EXAONE 4."""
+    exaone = {
+        "model_type": "exaone4", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 96, "vocab_size": 160,
+    }  # fmt: skip
+    for name, passes in (("llama-3.2-1b", True), ("gemma-2-2b", False), (exaone, False)):
         job = read_job({**JOB, "model": name, "loss": "full"})
         model = graph(job.model)
         block = next(run.block for run in model.runs if run.block.role == "layer")

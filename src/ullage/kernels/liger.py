@@ -36,8 +36,9 @@ PATCHED = frozenset(
 )
 """Families whose norm, rotary embedding and MLP are all replaced; what has experts is not modelled."""
 
-_OUT_OF_PLACE = frozenset({"gemma2", "gemma3_text", "olmo2", "olmo3"})
-"""Families whose norms follow one another with the stream between, so that a norm's gradient is a new tensor (transformers/rms_norm.py)."""
+_OUT_OF_PLACE = frozenset({"exaone4", "gemma2", "gemma3_text", "olmo2", "olmo3"})
+"""Families whose norms follow one another with the stream between, so that a norm's gradient is a new tensor (transformers/rms_norm.py;
+EXAONE 4: apply_liger_kernel_to_exaone4)."""
 
 _CHUNKS_ONE_PROJECTION = frozenset({"phi3"})
 """Families whose gate and up are halves of one projection, which the kernel asks for as tensors of their own (ensure_contiguous)."""
