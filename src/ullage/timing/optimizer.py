@@ -48,7 +48,7 @@ def _bytes_moved(job: Job) -> float:
     precision, optimizer = job.precision, job.optimizer
     master = dtypes.bits(precision.master or precision.params) / 8
     gradient = dtypes.bits(precision.grads) / 8
-    copied = dtypes.bits(precision.params) / 8 if precision.params != precision.master else 0.0
+    copied = dtypes.bits(precision.params) / 8 if precision.master not in (None, precision.params) else 0.0
     once = gradient + 2 * master + 2 * _state_bytes(job) + copied
     if optimizer.impl != "fused":
         once += offload.EAGER_PASSES * master
