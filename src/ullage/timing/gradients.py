@@ -39,9 +39,9 @@ def accumulated_bytes(job: Job, compute: str) -> float:
     return 3 * kept * later / job.data.grad_accum
 
 
-def copied_out_bytes(job: Job, compute: str) -> float:
+def copied_out_bytes(job: Job, gathered_bytes: int) -> int:
     """Of one gather: FSDP2 copies what it gathered into the parameters (_fsdp_collectives.py, foreach_all_gather_copy_out)."""
-    return 2 * dtypes.bits(compute) / 8 if job.engine.name == "fsdp2" else 0.0
+    return 2 * gathered_bytes if job.engine.name == "fsdp2" else 0
 
 
 def copied_in_bytes(job: Job, compute: str) -> float:

@@ -18,6 +18,7 @@ from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
 from ullage.engines.optimizer import MOMENTS
 from ullage.errors import Unsupported
+from ullage.job.adapted import adapters_type, model_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.megatron_offload import one_layer_bytes
@@ -69,11 +70,12 @@ def is_beside(job: Job) -> bool:
 # -- copies
 
 
-def fetched_s(job: Job, numel: float, *, both: bool) -> float:
-    """Parameters of a shard of ``numel`` elements brought to the GPU ahead of a gather. both: gradients leave meanwhile."""
+def fetched_s(job: Job, trained: float, frozen: float, *, both: bool) -> float:
+    """Parameters of a shard of so many elements brought to the GPU ahead of a gather. both: gradients leave meanwhile."""
     if job.offload.params == "none":
         return 0.0
-    n_bytes = numel * _bytes(job.precision.params if job.engine.name == "deepspeed" else _master(job))
+    kept_as = job.precision.params if job.engine.name == "deepspeed" else _master(job)
+    n_bytes = trained * _bytes(kept_as) + frozen * _bytes(model_type(job))
     read = n_bytes / _nvme_bytes_per_s(job) if job.offload.params == "nvme" else 0.0
     return read + n_bytes / _link_bytes_per_s(job, to_host=False, both=both)
 
@@ -165,7 +167,9 @@ def _moments_bytes(job: Job) -> float:
 
 
 def _master(job: Job) -> str:
-    """What is stepped: FSDP keeps it alone, and casts it on the GPU for each gather."""
+    """What is stepped: FSDP keeps it alone, and casts it on the GPU for each gather; adapters have a type of their own."""
+    if job.lora is not None and job.engine.name != "deepspeed":
+        return adapters_type(job)
     return job.precision.master or job.precision.params
 
 

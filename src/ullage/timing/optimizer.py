@@ -9,6 +9,7 @@ from ullage.engines.optimizer import MOMENTS
 from ullage.job.job import Job
 from ullage.timing import offload
 from ullage.timing.machine import moved_s
+from ullage.timing.partly import of_adapters
 from ullage.timing.states import Holds, is_sharded
 
 STATE = {"8bit": "int8"}
@@ -16,9 +17,9 @@ STATE = {"8bit": "int8"}
 
 def optimizer_s(job: Job, rank: Holds) -> float:
     """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
+    job, numel = of_adapters(job), stepped(job, rank)
     if offload.is_hosted(job):
-        return offload.optimizer_s(job, stepped(job, rank))
-    numel = stepped(job, rank)
+        return offload.optimizer_s(job, numel)
     return moved_s(job.cluster.device, numel * _bytes_moved(job), "optimizer") + _paged_s(job, numel)
 
 

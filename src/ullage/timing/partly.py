@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ullage import dtypes
+from ullage.engines.base import optimizer_of
 from ullage.frozen import FrozenMap, frozen, replace
-from ullage.job.adapted import PACKED
+from ullage.job.adapted import PACKED, adapters_type
+from ullage.job.job import Job
 from ullage.kernels.step import Context, Step
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block, Op, Param
@@ -27,6 +29,16 @@ class Trained:
 
     def numel(self, *, expert: bool) -> int:
         return sum(one.total for one in self.rank.params if one.param.trainable and one.expert == expert)
+
+
+def of_adapters(job: Job) -> Job:
+    """The job as its optimizer sees it: torch's engines step adapters in their own type, without a master (engines/replica.py)."""
+    if job.lora is None or job.lora.modules_to_save or job.engine.name in ("deepspeed", "megatron"):
+        return job
+    own = adapters_type(job)
+    return replace(
+        job, precision=replace(job.precision, params=own, master=None, grads=own), optimizer=optimizer_of(job)
+    )
 
 
 def is_partly_trained(block: Block) -> bool:

@@ -127,7 +127,7 @@ class Stage:
         self.micro_batches = micro_batches_of_chunk(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
         self.trained = Trained(rank=rank)
-        self.numels: dict[tuple[Block, bool], int] = {}
+        self.numels: dict[Block, int] = {}
         self.left: dict[Block, float] = {}
         self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
         self.contention = contention(job.cluster.device)
@@ -281,17 +281,15 @@ class Stage:
         """Gradients of one micro-batch added to those before it, where nothing reduces them meanwhile."""
         if states.is_sharded(self.job) and states.reductions(self.job) == self.job.data.grad_accum:
             return 0.0
-        numel = sum(self._numel(block, trained=True) * count for block, _, count in self.runs[at])
+        numel = sum(self._trained_numel(block) * count for block, _, count in self.runs[at])
         moved = numel * accumulated_bytes(self.job, self.context.compute)
         return moved_s(self.job.cluster.device, moved, dtype=self.job.precision.grads)
 
-    def _numel(self, block: Block, *, trained: bool = False) -> int:
-        """trained: of those alone that have gradients."""
-        if (block, trained) not in self.numels:
-            params = (param for param in block.params if not param.buffer and (param.trainable or not trained))
-            numel = sum(local_numel(self.graph, param, self.job.layout) for param in params)
-            self.numels[block, trained] = numel
-        return self.numels[block, trained]
+    def _trained_numel(self, block: Block) -> int:
+        if block not in self.numels:
+            params = (param for param in block.params if not param.buffer and param.trainable)
+            self.numels[block] = sum(local_numel(self.graph, param, self.job.layout) for param in params)
+        return self.numels[block]
 
     def _moved_s(self, moved_bytes: float, kind: MemoryKind = "pointwise") -> float:
         return moved_s(self.job.cluster.device, moved_bytes, kind)
@@ -299,26 +297,28 @@ class Stage:
     # -- sharded parameters
 
     def _gather_s(self, block: Block, *, hosted: bool, both: bool) -> float:
-        fetched = offload.fetched_s(self.job, self._shard_numel(block), both=both) if hosted else 0.0
+        fetched = offload.fetched_s(self.job, *self._shard_numels(block), both=both) if hosted else 0.0
         return fetched + self._sent_s(states.gathers(self.job, self.graph, block))
 
     def _gradients_s(self, block: Block) -> float:
-        return offload.gradients_s(self.job, self._shard_numel(block))
+        trained, _ = self._shard_numels(block)
+        return offload.gradients_s(self.job, trained)
 
-    def _shard_numel(self, block: Block) -> float:
-        return states.shard_numel(self.job, self.graph, block)
+    def _shard_numels(self, block: Block) -> tuple[float, float]:
+        return states.shard_numels(self.job, self.graph, block)
 
     def _reduce_s(self, block: Block) -> float:
         sent = states.reduced(self.job, self.graph, block)
         if not sent:
             return 0.0
-        copied = self._numel(block) * copied_in_bytes(self.job, self.context.compute)
+        copied = self._trained_numel(block) * copied_in_bytes(self.job, self.context.compute)
         return self._sent_s(sent) + self._moved_s(copied, "copy")
 
     def _copied_out_s(self, block: Block) -> float:
         if not states.gathers(self.job, self.graph, block):
             return 0.0
-        return self._moved_s(self._numel(block) * copied_out_bytes(self.job, self.context.compute), "copy")
+        gathered_bytes = states.gathered_bytes(self.job, self.graph, block)
+        return self._moved_s(copied_out_bytes(self.job, gathered_bytes), "copy")
 
     def _sent_s(self, found: Iterable[Exchange]) -> float:
         return sum(exchange_cost(self.job, one).seconds for one in found)
@@ -332,7 +332,7 @@ class Stage:
             ("offload", offload.returned_s(self.job, stepped(self.job, self.trained))),
         ]
         if not states.is_sharded(self.job):
-            numel = self.rank.numel(expert=False) + self.rank.numel(expert=True)
+            numel = sum(self.trained.numel(expert=expert) for expert in (False, True))
             items.append(("gradients", self._moved_s(numel * once_bytes(self.job))))
         items += self._python()
         if states.resident(self.job):
@@ -363,7 +363,7 @@ class Stage:
         first = min(time.first_forward_s for time in self.computed) if gathers else 0.0
         for one in states.replica_reductions(self.job, self.trained):
             yield one, states.reductions(self.job), self._past_s(self._sent_s([one]), last)
-        for one in states.replica_gathers(self.job, self.rank):
+        for one in states.replica_gathers(self.job, self.trained):
             yield one, 1, self._past_s(self._sent_s([one]), first)
 
     def _past_s(self, sent_s: float, cover_s: float) -> float:

@@ -6,9 +6,12 @@ from functools import lru_cache
 from typing import Protocol
 
 from ullage import dtypes
+from ullage.engines import quantised
 from ullage.engines.fsdp2.policy import reduces_each, units_of
 from ullage.engines.fsdp2.shapes import shard_count
+from ullage.frozen import frozen
 from ullage.hardware.curve import Kind
+from ullage.job.adapted import PACKED
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Layout
 from ullage.memory.rank import Rank
@@ -62,24 +65,39 @@ def gathered_again(job: Job, graph: Graph, rank: Rank, chunk: int) -> frozenset[
 
 @lru_cache(maxsize=4096)
 def gathers(job: Job, graph: Graph, block: Block) -> tuple[Exchange, ...]:
-    """All-gathers of one block's parameters, in the compute type."""
+    """All-gathers of one block's parameters, frozen ones too."""
     if not is_sharded(job):
         return ()
-    compute = job.precision.compute if job.precision.compute not in ("fp8", "fp4") else "bf16"
     return tuple(
-        _exchange("all_gather", "expert_shard" if expert else "shard", numel, compute)
+        Exchange(kind="all_gather", axis="expert_shard" if expert else "shard", payload_bytes=payload_bytes)
         for expert, numel in _numels(job, graph, block)
-        if shard_count(job, expert=expert) > 1
+        if shard_count(job, expert=expert) > 1 and (payload_bytes := _gathered_bytes(job, numel))
     )
+
+
+def gathered_bytes(job: Job, graph: Graph, block: Block) -> int:
+    """Of one block's parameters, as they are gathered."""
+    return sum(_gathered_bytes(job, numel) for _, numel in _numels(job, graph, block))
+
+
+def _gathered_bytes(job: Job, numel: Numel) -> int:
+    """In the compute type, packed ones as they are; what FSDP2 is not let shard of these, none (engines/quantised.py, shards)."""
+    compute = job.precision.compute if job.precision.compute not in ("fp8", "fp4") else "bf16"
+    packed = quantised.sharded_bytes(job, numel.packed) if numel.packed and quantised.shards(job) else 0
+    return dtypes.size_bytes(numel.whole - numel.packed, compute) + packed
 
 
 @lru_cache(maxsize=4096)
 def reduced(job: Job, graph: Graph, block: Block) -> tuple[Exchange, ...]:
-    """Reduce-scatters of one block's gradients, and the all-reduce of what is left among the groups that hold the same shards."""
+    """Reduce-scatters of one block's gradients, and the all-reduce of what is left among the groups that hold the same shards. What is
+    frozen has none."""
     if not is_sharded(job):
         return ()
     layout, found = job.layout, []
-    for expert, numel in _numels(job, graph, block):
+    for expert, each in _numels(job, graph, block):
+        numel = each.trained
+        if not numel:
+            continue
         shards = shard_count(job, expert=expert)
         name = "expert_" if expert else ""
         if shards > 1:
@@ -117,25 +135,40 @@ def _replicas(job: Job, rank: Holds) -> list[tuple[str, int]]:
     return [(axis, numel) for axis, ranks, numel in found if ranks > 1 and numel]
 
 
-def _numels(job: Job, graph: Graph, block: Block) -> tuple[tuple[bool, int], ...]:
-    """(whether they are experts, elements) of a block's parameters on this rank before they are sharded."""
+@frozen
+class Numel:
+    """Elements of a block's parameters on a rank before they are sharded. trained, packed: of these, with gradients, and in four bits."""
+
+    whole: int
+    trained: int
+    packed: int
+
+
+def _numels(job: Job, graph: Graph, block: Block) -> tuple[tuple[bool, Numel], ...]:
+    """Of a block's parameters, experts (True) and others, where there are any."""
     layout = job.layout
     return _numels_under(graph, block, layout.tp, layout.ep, layout.etp)
 
 
 @lru_cache(maxsize=4096)
-def _numels_under(graph: Graph, block: Block, tp: int, ep: int, etp: int) -> tuple[tuple[bool, int], ...]:
+def _numels_under(graph: Graph, block: Block, tp: int, ep: int, etp: int) -> tuple[tuple[bool, Numel], ...]:
     layout = Layout(tp=tp, ep=ep, etp=etp)
-    sums = {False: 0, True: 0}
-    for param in block.params:
-        if not param.buffer:
-            sums[is_expert(param)] += local_numel(graph, param, layout)
-    return tuple((expert, numel) for expert, numel in sums.items() if numel)
+    found = []
+    for expert in (False, True):
+        params = [one for one in block.params if not one.buffer and is_expert(one) == expert]
+        numels = [local_numel(graph, one, layout) for one in params]
+        if sum(numels):
+            trained = sum([numel for one, numel in zip(params, numels, strict=True) if one.trainable])
+            packed = sum([numel for one, numel in zip(params, numels, strict=True) if one.elements in PACKED])
+            found.append((expert, Numel(whole=sum(numels), trained=trained, packed=packed)))
+    return tuple(found)
 
 
-def shard_numel(job: Job, graph: Graph, block: Block) -> float:
-    """Elements of a block's parameters that a rank keeps."""
-    return sum(numel / shard_count(job, expert=expert) for expert, numel in _numels(job, graph, block))
+def shard_numels(job: Job, graph: Graph, block: Block) -> tuple[float, float]:
+    """Elements of a block's parameters that a rank keeps: trained ones and frozen ones."""
+    each = [(numel, shard_count(job, expert=expert)) for expert, numel in _numels(job, graph, block)]
+    trained = sum(numel.trained / shards for numel, shards in each)
+    return trained, sum((numel.whole - numel.trained) / shards for numel, shards in each)
 
 
 def _exchange(kind: Kind, axis: str, numel: int, dtype: str) -> Exchange:

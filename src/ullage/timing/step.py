@@ -62,8 +62,8 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-PARTLY_TRAINED = ("single", "ddp", "megatron")
-"""Engines whose seconds are known where a part of a model is frozen: those that shard no parameters."""
+PARTLY_TRAINED = ("single", "ddp", "fsdp2", "deepspeed", "megatron")
+"""Engines whose seconds are known where a part of a model is frozen."""
 
 
 def _refuse(job: Job) -> None:
