@@ -307,3 +307,32 @@ def test_of_a_tied_embedding_only_the_shared_weight_is_added_to(stage: int, over
     )
     peak = estimate(job).peak  # plays the step on an allocator, which refuses to free what is not there
     assert peak.reserved_bytes >= peak.allocated_bytes > 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_tied_embedding_beside_adapters_is_frozen_and_has_no_gradient(stage: int) -> None:
+    """What a weight that is not tied has more is that weight, whole on every rank."""
+    vocab, hidden = 512, 64
+
+    def allocated(tied: bool) -> int:
+        model = {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "vocab_size": vocab,
+            "tie_word_embeddings": tied,
+        }
+        job = {
+            "schema": 1,
+            "model": model,
+            "cluster": "2xH100-SXM-80GB",
+            "engine": {"name": "deepspeed", "zero_stage": stage},
+            "data": {"seq_len": 32},
+            "precision": "bf16-mixed",
+            "lora": {"rank": 4},
+        }
+        return estimate(read_job(job)).peak.allocated_bytes
+
+    assert allocated(tied=False) - allocated(tied=True) == 2 * vocab * hidden

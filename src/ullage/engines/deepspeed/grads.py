@@ -63,15 +63,20 @@ def whole_gradients(
 
 
 def _tied_to_the_head(graph: Graph) -> frozenset[str]:
-    """Parameters of the embedding that the head is."""
+    """Parameters of the embedding that the head is, where they have a gradient: beside adapters they are frozen."""
     tied = {name for pair in graph.tied for name in pair}
     blocks = [run.block for run in graph.runs if run.block.role == "embedding"]
-    return frozenset(param.name for block in blocks for param in block.params if f"{block.name}.{param.name}" in tied)
+    return frozenset(
+        param.name
+        for block in blocks
+        for param in block.params
+        if param.trainable and f"{block.name}.{param.name}" in tied
+    )
 
 
 def is_tied_here(graph: Graph, rank: Rank) -> bool:
-    """Whether embedding and head are one parameter, and both on this rank."""
-    return bool(graph.tied) and rank.first and rank.last
+    """Whether embedding and head are one parameter that is trained, and both on this rank."""
+    return bool(_tied_to_the_head(graph)) and rank.first and rank.last
 
 
 def _items(job: Job, rank: Rank, replayer: Replayer, rule: GradRule, tied: bool) -> list[tuple[int, Item]]:
