@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ullage.engines.estimate import estimate
 from ullage.planner.goals import goal
 from ullage.planner.search import Search
 from ullage.planner.wanted import bases, wanted
+from ullage.timing.step import step_time
 
 H100 = "H100-SXM-80GB"
 GPT2 = {"model": "gpt2", "cluster": f"4x{H100}", "data": {"seq_len": 1024, "global_batch": 8, "micro_batch": 2}}
@@ -27,6 +29,21 @@ SPACES = {
         ("megatron",),
     ),
     "llama, sharded": (LLAMA | {"layout": {"pp": 1, "tp": 1}, "recompute": "full"}, ("fsdp2",)),
+    "llama, adapters": (
+        LLAMA
+        | {"cluster": "8xA100-SXM-40GB", "layout": {"cp": 1}, "lora": {"rank": 16}, "offload": {"optimizer": "none"}},
+        ("ddp", "fsdp2", "deepspeed"),
+    ),
+    "llama, packed": (
+        GPT2
+        | {
+            "model": "llama-3.1-8b",
+            "cluster": "4xRTX-4090-24GB",
+            "layout": {"cp": 1},
+            "lora": {"rank": 16, "base": "nf4"},
+        },
+        ("ddp", "fsdp2"),
+    ),
     "mixtral": (
         MIXTRAL | {"layout": {"cp": 1, "tp": 2, "sp": True, "etp": 1, "pp": 4}, "recompute": "full"},
         ("megatron",),
@@ -67,3 +84,27 @@ def test_every_goal_is_bounded_as_it_is_exactly(name: str) -> None:
         (best,) = Search(want=want, bases=found, goal=goal(name), exhaustive=exhaustive).run()
         values.append(best.value)
     assert values[0] == values[1]
+
+
+def test_a_plan_beside_adapters_is_what_its_job_takes_by_itself() -> None:
+    """Recomputation, which is free in a search, asks for gradients of the embedding's output (transformers' enable_input_require_grads)."""
+    doc = LLAMA | {"layout": {"dp": 8}, "lora": {"rank": 16}, "recompute": "full"}
+    (best,) = searched(doc, ("fsdp2",), exhaustive=False).found
+    assert best.job.recompute.kind == "full"
+    assert best.time == step_time(best.job)
+    assert best.estimate.peak == estimate(best.job).peak
+
+
+@pytest.mark.parametrize(
+    ("lora", "engine", "said"),
+    [
+        ({"dora": True}, "ddp", "lora.dora"),
+        ({}, "zero1", "lora = set"),
+        ({"base": "nf4"}, "deepspeed", "lora.base"),
+    ],
+)
+def test_adapters_that_no_plan_is_told_of_are_refused_by_name(lora: dict, engine: str, said: str) -> None:
+    want = wanted({"schema": 1, **LLAMA, "lora": lora}, (), (engine,))
+    found, refused = bases(want)
+    assert not found
+    assert said in str(refused[engine])

@@ -49,6 +49,7 @@ class Least:
 
     dense: BytesPerElement
     experts: BytesPerElement
+    frozen: BytesPerElement
     states_bytes: float
     wire_s: Sequence[float]
     mean_wire_s: float
@@ -76,15 +77,15 @@ def least_of(grid: GridCosts, job: Job, engines: Sequence[Engine]) -> Least:
 
 def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
     sharded, reduces_each = alike(jobs[0])
-    dense, experts = (
+    dense, experts, frozen = (
         BytesPerElement(kept=min(one.kept for one in kind), end=min(one.end for one in kind))
         for kind in zip(*map(each_element, jobs), strict=True)
     )
     gathered = sharded and not resident(jobs[0])
     wires = [wire_bound_s(grid, job) for job in jobs] if gathered else [[0.0] * len(grid.kinds)]
-    numel = [sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1)]
+    numel = [sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1, 2)]
     if jobs[0].layout.pp == 1:
-        numel[0] -= grid.tied
+        numel = [all_of - twice for all_of, twice in zip(numel, grid.tied, strict=True)]
     exchanged_s = 0.0
     if not sharded and reduces_each:
         exchanged_s = min(_exchanged_s(grid, job) for job in jobs)
@@ -95,7 +96,8 @@ def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
     return Least(
         dense=dense,
         experts=experts,
-        states_bytes=numel[0] * dense.kept + numel[1] * experts.kept,
+        frozen=frozen,
+        states_bytes=numel[0] * dense.kept + numel[1] * experts.kept + numel[2] * frozen.kept,
         wire_s=wire_s,
         mean_wire_s=sums["layer"] / grid.graph.layers,
         first_wire_s=sums["embedding"],
@@ -117,8 +119,10 @@ class Mean:
 
 def _exchanged_s(grid: GridCosts, job: Job) -> float:
     """The longest of a rank's exchanges of gradients, which hides behind no more than one pass."""
-    dense, experts = (sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1))
-    mean = Mean(dense=(dense - grid.tied) // job.layout.pp, experts=experts // job.layout.pp)
+    numels = [(times, grid.numels[kind]) for kind, times, _ in grid.runs]
+    dense = sum(times * dense for times, (dense, _, _) in numels)
+    experts = sum(times * experts for times, (_, experts, _) in numels)
+    mean = Mean(dense=(dense - grid.tied[0]) // job.layout.pp, experts=experts // job.layout.pp)
     return max((exchange_cost(job, one).seconds for one in replica_reductions(job, mean)), default=0.0)
 
 
@@ -131,6 +135,7 @@ class Share:
     smallest: float = 0.0
     dense: float = 0.0
     experts: float = 0.0
+    frozen_bytes: float = 0.0
     wire_s: float = 0.0
     states: float = 0.0
     end: float = 0.0
@@ -141,6 +146,7 @@ class Share:
         self.smallest += times * other.smallest
         self.dense += times * other.dense
         self.experts += times * other.experts
+        self.frozen_bytes += times * other.frozen_bytes
 
     def sums(self) -> tuple[float, ...]:
         return self.compute_s, self.wire_s, self.states, self.end, self.kept, self.smallest
@@ -159,8 +165,9 @@ class Share:
 
     def under(self, least: Least, wire_s: float) -> None:
         """With its states, and what is sent of it."""
-        self.states = self.dense * least.dense.kept + self.experts * least.experts.kept
-        self.end = self.dense * least.dense.end + self.experts * least.experts.end
+        frozen = self.frozen_bytes * least.frozen.kept
+        self.states = self.dense * least.dense.kept + self.experts * least.experts.kept + frozen
+        self.end = self.dense * least.dense.end + self.experts * least.experts.end + frozen
         self.wire_s = wire_s
 
 
@@ -246,6 +253,7 @@ class Balance:
             smallest=self._smallest[kind],
             dense=cost.dense,
             experts=cost.experts,
+            frozen_bytes=cost.frozen_bytes,
         )
 
     def seconds(self, pipe: Pipe, least: Least, room: float, at_least: float) -> float | None:
@@ -257,8 +265,9 @@ class Balance:
         first.under(least, least.first_wire_s)
         last.under(least, least.last_wire_s)
         if pipe.ranks == 1:
-            first.states -= self.costs.grid.tied * least.dense.kept
-            first.end -= self.costs.grid.tied * least.dense.end
+            dense, _, frozen_bytes = self.costs.grid.tied
+            first.states -= dense * least.dense.kept + frozen_bytes * least.frozen.kept
+            first.end -= dense * least.dense.end + frozen_bytes * least.frozen.end
         states = self.count * mean.states + first.states + last.states
         sent = self.costs.sent_bytes if pipe.ranks > 1 else 0
         if states + self.count * mean.smallest - pipe.ranks * sent > pipe.ranks * room:

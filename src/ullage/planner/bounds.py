@@ -155,13 +155,16 @@ def piped_s(runs: Sequence[Piped]) -> float:
 
 
 class Held:
-    """Elements of parameters on a rank, summed from its blocks."""
+    """Elements of parameters that are trained on a rank, and bytes of frozen ones, summed from its blocks."""
 
     def __init__(self, costs: ShapeCosts, stage: Stage) -> None:
         self.dense = sum(count * costs.blocks[kind].dense for kind, count, _ in stage.counts)
         self.experts = sum(count * costs.blocks[kind].experts for kind, count, _ in stage.counts)
+        self.frozen_bytes = sum(count * costs.blocks[kind].frozen_bytes for kind, count, _ in stage.counts)
         if stage.both_ends:
-            self.dense -= costs.grid.tied
+            dense, _, frozen_bytes = costs.grid.tied
+            self.dense -= dense
+            self.frozen_bytes -= frozen_bytes
 
     def numel(self, *, expert: bool) -> int:
         return self.experts if expert else self.dense
@@ -301,10 +304,10 @@ class MemoryBound:
 
     def states_bytes(self, held: Held, each: EachElement) -> tuple[float, float]:
         """Between two steps, and at the end of the last backward."""
-        dense, experts = each
+        dense, experts, frozen = each
         return (
-            held.dense * dense.kept + held.experts * experts.kept,
-            held.dense * dense.end + held.experts * experts.end,
+            held.dense * dense.kept + held.experts * experts.kept + held.frozen_bytes * frozen.kept,
+            held.dense * dense.end + held.experts * experts.end + held.frozen_bytes * frozen.end,
         )
 
     def stage_bytes(self, costs: ShapeCosts, stage: Stage, job: Job, recompute: Recompute) -> float:

@@ -7,7 +7,7 @@ arithmetic on top.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import TypeVar
@@ -26,6 +26,7 @@ from ullage.memory.rank import Chunk
 from ullage.model.graph import ROUTED, Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp, Pair, Sizes
 from ullage.planner.knapsack import Groups
+from ullage.planner.states import frozen_bytes
 from ullage.timing import states
 from ullage.timing.again import passes_again
 from ullage.timing.blocks import Place
@@ -35,6 +36,8 @@ from ullage.timing.stage import place_of, sends
 from ullage.timing.work import Exchange, OpWork, Pass
 
 Both = tuple[Growing, Growing]
+Numels = tuple[int, int, float]
+"""Elements of parameters that are trained, dense ones and experts', and bytes of frozen ones, whole (states.py, frozen_bytes)."""
 Work = Callable[[Block, Context, bool], tuple[OpWork, ...]]
 
 _RULE = GradRule(mode="add")
@@ -89,8 +92,8 @@ class GridCosts:
         return place_of(self.job, self.contexts[0])
 
     @cached_property
-    def numels(self) -> list[tuple[int, int]]:
-        """Of each kind, elements of its parameters on one rank: dense ones and experts'."""
+    def numels(self) -> list[Numels]:
+        """Of each kind, of its parameters on one rank."""
         return [self._numels(block) for block in self.kinds]
 
     @cached_property
@@ -236,25 +239,34 @@ class GridCosts:
         """Kinds that another loss changes."""
         return [kind for kind, block in enumerate(self.kinds) if self.like is None or _has_loss(block)]
 
-    def _numels(self, block: Block) -> tuple[int, int]:
-        """Elements of a block's parameters on one rank, dense ones and experts'."""
+    def _numels(self, block: Block) -> Numels:
         again = self.graph.again()
-        params = [param for param in block.params if not param.buffer and f"{block.name}.{param.name}" not in again]
-        dense, experts = (sum(self._numel(one) for one in params if is_expert(one) == kind) for kind in (False, True))
-        return dense, experts
+        return self._summed(
+            param for param in block.params if not param.buffer and f"{block.name}.{param.name}" not in again
+        )
+
+    def _summed(self, params: Iterable[Param]) -> Numels:
+        dense = experts = 0
+        frozen = 0.0
+        for param in params:
+            numel = self._numel(param)
+            if not param.trainable:
+                frozen += frozen_bytes(self.job, param, numel)
+            elif is_expert(param):
+                experts += numel
+            else:
+                dense += numel
+        return dense, experts, frozen
 
     def _numel(self, param: Param) -> int:
         return local_numel(self.graph, param, self.job.layout)
 
     @cached_property
-    def tied(self) -> int:
-        """Elements that the first and the last rank share where they are one."""
+    def tied(self) -> Numels:
+        """What the first and the last rank share where they are one."""
         seconds = {second for _, second in self.graph.tied} - self.graph.again()
-        return sum(
-            self._numel(param)
-            for block in self.kinds
-            for param in block.params
-            if f"{block.name}.{param.name}" in seconds
+        return self._summed(
+            param for block in self.kinds for param in block.params if f"{block.name}.{param.name}" in seconds
         )
 
     def again(self, kind: int, recompute: Recompute) -> Growing:

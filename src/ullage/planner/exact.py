@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ullage.engines.estimate import rank_peak
 from ullage.engines.interval import LEAST_ABOVE
+from ullage.engines.reach import refuse_what_is_not_read
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
 from ullage.job.checks import Violation, violations
@@ -25,6 +26,23 @@ def first_error(job: Job) -> UllageError:
     broken = first_violation(job)
     assert broken is not None
     return broken.error()
+
+
+def refusal(job: Job) -> UllageError | None:
+    """What a check or its engine's account refuses of a job."""
+    broken = first_violation(job)
+    return broken.error() if broken is not None else out_of_reach(job)
+
+
+def out_of_reach(job: Job) -> UllageError | None:
+    """What stands against a job of which a part is trained in its engine's account: degrees under which no adapters are known."""
+    if not (job.lora or job.freeze):
+        return None
+    try:
+        refuse_what_is_not_read(job)
+    except UllageError as error:
+        return error
+    return None
 
 
 def leaves_experts_over(layout: Layout) -> bool:

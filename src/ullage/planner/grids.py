@@ -8,7 +8,7 @@ from functools import partial
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.job.job import Job
 from ullage.planner.costs import GridCosts
-from ullage.planner.exact import first_violation
+from ullage.planner.exact import refusal
 from ullage.planner.growing import Sizes
 from ullage.planner.space import Space
 from ullage.planner.wanted import Base
@@ -56,9 +56,9 @@ class Grids:
         beside = {one.job.loss: one for one in self._known[0]} if self._known else {}
         found: list[GridCosts] = []
         for job in jobs:
-            broken = first_violation(job)
-            if broken is not None:  # whatever the pipeline
-                self._refuse(job, broken.error())
+            refused = refusal(job)
+            if refused is not None:  # whatever the pipeline
+                self._refuse(job, refused)
                 continue
             like = found[0] if found else None
             found.append(GridCosts(job, self._base.graph, like, beside.get(job.loss), self._experts_s, self._sizes))

@@ -73,7 +73,7 @@ class ExactRoom:
         whatever_loss = _whatever_loss(strategy, job)
         if whatever_loss not in self._high_bytes:
             stages = [stage.index for stage in strategy.stages if stage.first_of_kind]
-            found = first_too_large(job, strategy.base.graph, stages)
+            found = first_too_large(job, strategy.base.graph_for(job), stages)
             if found is None:
                 return 0
             rank, high_bytes = found

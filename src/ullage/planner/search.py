@@ -34,7 +34,7 @@ from ullage.planner.bounds import (
     stage_times,
 )
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
-from ullage.planner.exact import first_error, first_violation, leaves_experts_over
+from ullage.planner.exact import first_error, leaves_experts_over, out_of_reach, refusal
 from ullage.planner.grids import Grid, Grids, grids_of, least_dense_s
 from ullage.planner.known import ExactRoom, Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
@@ -179,9 +179,9 @@ class Search:
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""
         for job in self.space.pipelines(base, costs.job):
-            if leaves_experts_over(job.layout):
-                strategies = len(costs.under) * self.space.count_pipeline(base, job)
-                self._refuse(job, partial(first_error, job), strategies)
+            error = partial(first_error, job) if leaves_experts_over(job.layout) else out_of_reach(job)
+            if error is not None:
+                self._refuse(job, error, len(costs.under) * self.space.count_pipeline(base, job))
                 continue
             seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
             pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
@@ -343,15 +343,15 @@ class Search:
         """The exact time; of one that has no room under another loss not even that."""
         job = replace(strategy.job, recompute=strategy.family.kinds[at])
         rest = 1 if self.exhaustive else len(strategy.family.kinds) - at
-        broken = first_violation(job)
-        if broken is not None:
-            self._refuse(job, broken.error(), rest)
+        refused = refusal(job)
+        if refused is not None:
+            self._refuse(job, refused, rest)
             return
         if self._exact.is_known(strategy, job):
             self._left_out(strategy, at, exact=False)
             return
         try:
-            time = step_time(job, strategy.base.graph)
+            time = step_time(job, strategy.base.graph_for(job))
         except (Unsupported, Infeasible) as error:
             self._refuse(job, error, rest)
             return
@@ -364,7 +364,7 @@ class Search:
         job, strategy = timed.job, timed.strategy
         try:
             high = self._exact.too_large(strategy, job)
-            answer = None if high else estimate(job, strategy.base.graph)
+            answer = None if high else estimate(job, strategy.base.graph_for(job))
         except (Unsupported, Infeasible) as error:
             self.counts.evaluated -= 1
             self._refuse(job, error, 1 if self.exhaustive else len(strategy.family.kinds) - timed.at)
@@ -392,13 +392,15 @@ class Search:
         """The first recomputation from ``low`` on that its account leaves, recomputing more layers being taken not to raise it. ``high`` is
         left, where there is such a one. The smallest is asked for first, then by halving, once a look: most are never looked at again.
         exact: with the allocator simulated, which costs more than to time one that does not fit after all."""
-        kinds, graph = strategy.family.kinds, strategy.base.graph
+        kinds = strategy.family.kinds
         if low == high:
             self._push(value, partial(self._timed, strategy, low))
             return
         at = high - 1 if high == len(kinds) else (low + high) // 2
         job = replace(strategy.job, recompute=kinds[at])
-        if not self._exact.too_large(strategy, job) and (not exact or estimate(job, graph).verdict == "fits"):
+        if not self._exact.too_large(strategy, job) and (
+            not exact or estimate(job, strategy.base.graph_for(job)).verdict == "fits"
+        ):
             high = at
         else:
             self.counts.infeasible += at + 1 - low

@@ -17,10 +17,11 @@ from ullage.planner.space import NONE
 
 @frozen
 class BlockCost:
-    """dense, experts: elements of its parameters on this rank. forward_s, backward_s: without recomputation."""
+    """dense, experts, frozen_bytes: of its parameters on this rank (costs.Numels). forward_s, backward_s: without recomputation."""
 
     dense: int
     experts: int
+    frozen_bytes: float
     forward_s: float
     backward_s: float
 
@@ -40,10 +41,11 @@ class ShapeCosts:
         micro_batch = job.data.micro_batch
         blocks = [] if like is None else list(like.blocks)
         for kind in range(len(grid.kinds)) if like is None else grid.own_kinds:
-            (dense, experts), (forward, backward) = grid.numels[kind], grid.works[kind]
+            (dense, experts, frozen_bytes), (forward, backward) = grid.numels[kind], grid.works[kind]
             one = BlockCost(
                 dense=dense,
                 experts=experts,
+                frozen_bytes=frozen_bytes,
                 forward_s=forward.seconds(micro_batch),
                 backward_s=backward.seconds(micro_batch),
             )
@@ -143,6 +145,7 @@ class LeastCosts(ShapeCosts):
             BlockCost(
                 dense=some[0].dense,
                 experts=some[0].experts,
+                frozen_bytes=some[0].frozen_bytes,
                 forward_s=min([one.forward_s for one in some]),
                 backward_s=min([one.backward_s for one in some]),
             )

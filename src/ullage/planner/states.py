@@ -11,7 +11,10 @@ from functools import lru_cache
 from ullage import dtypes
 from ullage.engines.optimizer import MOMENTS
 from ullage.frozen import frozen
+from ullage.job.adapted import PACKED, QUANTISED, model_type
 from ullage.job.job import EngineName, Job, Offload, Optimizer, Precision
+from ullage.model.graph import Param
+from ullage.timing.partly import of_adapters
 
 _ALONE = ("fsdp1", "fsdp2")
 """Engines with one copy of a parameter: the master, cast for each gather."""
@@ -45,8 +48,8 @@ class BytesPerElement:
     end: float
 
 
-EachElement = tuple[BytesPerElement, BytesPerElement]
-"""Of dense parameters and of experts'."""
+EachElement = tuple[BytesPerElement, BytesPerElement, BytesPerElement]
+"""Of dense parameters, of experts', and of a byte of what is frozen."""
 
 
 def bytes_per_element(job: Job, shards: int) -> BytesPerElement:
@@ -56,11 +59,35 @@ def bytes_per_element(job: Job, shards: int) -> BytesPerElement:
 
 def each_element(job: Job) -> EachElement:
     """Divided as the job divides them."""
-    layout, group = job.layout, job.engine.shard_group
+    layout, group, trained = job.layout, job.engine.shard_group, of_adapters(job)
+    share = _frozen_share(job)
     return (
-        bytes_per_element(job, group or layout.dp * layout.cp),
-        bytes_per_element(job, group or max(1, layout.expert_dp)),
+        bytes_per_element(trained, group or layout.dp * layout.cp),
+        bytes_per_element(trained, group or max(1, layout.expert_dp)),
+        BytesPerElement(kept=share, end=share),
     )
+
+
+def frozen_bytes(job: Job, param: Param, numel: int) -> float:
+    """What is kept of a frozen parameter where it is whole: packed weights without their scales."""
+    if param.elements in QUANTISED:
+        return numel * (0.5 if param.elements in PACKED else 1.0)
+    kept_as = (model_type(job), "fp8" if _eight_bit(job.engine.name, job.precision) else job.precision.params)
+    return numel * min(map(dtypes.bits, kept_as)) / 8
+
+
+def _frozen_share(job: Job) -> float:
+    """Of frozen bytes on one rank: all, or what sharded parameters leave; experts, over fewer ranks, taken as the others."""
+    if job.offload.params != "none":
+        return 0.0
+    least = DIVIDED[job.engine.name].parameters
+    divided = least is not None and job.engine.zero_stage >= least
+    return 1 / (job.engine.shard_group or job.layout.dp * job.layout.cp) if divided else 1.0
+
+
+def _eight_bit(name: EngineName, precision: Precision) -> bool:
+    """By rows at least, and those outside the linears are more."""
+    return name == "megatron" and precision.fp8_params
 
 
 @lru_cache(maxsize=4096)
@@ -68,8 +95,7 @@ def _bytes(
     name: EngineName, stage: int, precision: Precision, optimizer: Optimizer, offload: Offload, shards: int
 ) -> BytesPerElement:
     masters = dtypes.bits(precision.master) / 8 if precision.master else 0.0
-    eight_bit = name == "megatron" and precision.fp8_params  # by rows at least, and those outside the linears are more
-    parameters = dtypes.bits("fp8" if eight_bit else precision.params) / 8
+    parameters = dtypes.bits("fp8" if _eight_bit(name, precision) else precision.params) / 8
     copies = 0.0 if masters == 0.0 or precision.master == precision.params else masters
     if name in _ALONE:
         parameters, copies = masters or parameters, 0.0

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 
-from ullage.errors import Contradiction, InvalidInput, UllageError, Unsupported
+from ullage.engines.reach import refuse_what_is_not_read
+from ullage.errors import Contradiction, InvalidInput, UllageError
 from ullage.frozen import FrozenMap, frozen
 from ullage.hardware.catalogue import cluster
 from ullage.hardware.cluster import Cluster
@@ -19,6 +20,7 @@ from ullage.job.job import Job, Layout
 from ullage.job.overrides import apply_overrides
 from ullage.job.read import layout_of, read_job
 from ullage.model.graph import Graph
+from ullage.timing.step import refuse_untimed
 
 DEGREES = ("dp", "tp", "sp", "cp", "pp", "vpp", "schedule", "pp_split", "ep", "etp")
 SEARCHED = ("single", "ddp", "zero1", "fsdp2", "deepspeed", "megatron")
@@ -31,6 +33,10 @@ class Base:
 
     job: Job
     graph: Graph
+
+    def graph_for(self, job: Job) -> Graph:
+        """Of one of them: beside adapters recomputation asks for gradients that nothing else does (job/adapted.py)."""
+        return graph_of(job) if job.lora or job.freeze else self.graph
 
 
 @frozen
@@ -159,8 +165,9 @@ def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
         for values in _variants(want, name):
             try:
                 job = read_job(values)
-                if job.lora or job.freeze:  # a search bounds seconds by matmuls that a frozen model does not run
-                    raise Unsupported("is not searched", key="a model of which only a part is trained")
+                if job.lora or job.freeze:
+                    refuse_what_is_not_read(job)
+                    refuse_untimed(job)
                 found.append(Base(job=job, graph=graph_of(job)))
             except UllageError as error:
                 refused.setdefault(name, error)

@@ -78,7 +78,10 @@ def experts_work(block: Block, context: Context, accumulates: bool = True) -> tu
 
 
 def _some_work(block: Block, context: Context, accumulates: bool, *, experts: bool) -> tuple[OpWork, ...]:
-    return tuple(work for works, _ in _works(block, context, accumulates, experts=experts).values() for work in works)
+    found = tuple(
+        [work for works, _ in _works(block, context, accumulates, experts=experts).values() for work in works]
+    )
+    return tuple(partly.at_least(found, block)) if partly.is_partly_trained(block) else found
 
 
 def _named_work(block: Block, context: Context, accumulates: bool) -> tuple[tuple[OpWork, ...], frozenset[str]]:

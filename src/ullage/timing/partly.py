@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ullage import dtypes
 from ullage.engines.base import optimizer_of
 from ullage.frozen import FrozenMap, frozen, replace
-from ullage.job.adapted import PACKED, adapters_type
+from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.job import Job
 from ullage.kernels.step import Context, Step
 from ullage.memory.rank import Rank
@@ -32,13 +32,16 @@ class Trained:
 
 
 def of_adapters(job: Job) -> Job:
-    """The job as its optimizer sees it: torch's engines step adapters in their own type, without a master (engines/replica.py)."""
-    if job.lora is None or job.lora.modules_to_save or job.engine.name in ("deepspeed", "megatron"):
+    """The job as its optimizer sees it: torch's engines step adapters in their own type, without a master (engines/replica.py); modules
+    trained in full have the model's, and where there are some all are taken to have the narrower."""
+    if job.lora is None or job.engine.name in ("deepspeed", "megatron"):
         return job
-    own = adapters_type(job)
-    return replace(
-        job, precision=replace(job.precision, params=own, master=None, grads=own), optimizer=optimizer_of(job)
-    )
+    types = [adapters_type(job), *([model_type(job)] if job.lora.modules_to_save else [])]
+    own = min(types, key=dtypes.bits)
+    optimizer = optimizer_of(job)
+    if optimizer.state != "8bit":
+        optimizer = replace(optimizer, state=own)
+    return replace(job, precision=replace(job.precision, params=own, master=None, grads=own), optimizer=optimizer)
 
 
 def is_partly_trained(block: Block) -> bool:
@@ -69,7 +72,7 @@ def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], 
         name
         for op in block.ops
         if op.kind in ("linear", "grouped_linear") and op.params and not op.params[0].trainable
-        for name in (op.name, str(op.attrs.get("group")))
+        for name in _names(op)
     }
     packed = {param.name.rpartition(".")[0]: param for param in block.params if param.elements in PACKED}
     for work in found:
@@ -89,6 +92,21 @@ def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], 
             if backward != Pass() and "experts" not in packed[work.name].dims:  # what is unpacked of experts is kept
                 backward = replace(backward, traffic=(*backward.traffic, *unpacked))
         yield replace(work, forward=forward, backward=backward)
+
+
+def at_least(found: tuple[OpWork, ...], block: Block) -> Iterator[OpWork]:
+    """Of the work of such a block what is run whatever its steps ask for: known before a stack lowers its ops."""
+    frozen_ops = {name for op in block.ops if not all(one.trainable for one in op.params) for name in _names(op)}
+    for work in found:
+        backward = work.backward if block.input.grad else Pass()
+        if work.name in frozen_ops:
+            backward = replace(backward, matmuls=tuple(one for one in backward.matmuls if one.direction != "wgrad"))
+        yield replace(work, backward=backward)
+
+
+def _names(op: Op) -> tuple[str, str]:
+    """Of its work, alone or joined with its neighbours'."""
+    return op.name, str(op.attrs.get("group"))
 
 
 def _asks(step: Step) -> bool:

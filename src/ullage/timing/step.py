@@ -51,7 +51,7 @@ class StepTime:
 @lru_cache(maxsize=64)
 def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     """Every pipeline rank of a job, timed."""
-    _refuse(job)
+    refuse_untimed(job)
     context = context_of(job, graph)
     found: list[Stage] = []
     known: dict[tuple[Chunk, ...], Stage] = {}
@@ -66,7 +66,8 @@ PARTLY_TRAINED = ("single", "ddp", "fsdp2", "deepspeed", "megatron")
 """Engines whose seconds are known where a part of a model is frozen."""
 
 
-def _refuse(job: Job) -> None:
+def refuse_untimed(job: Job) -> None:
+    """Raises Unsupported for what no time is told of."""
     if job.stack == "traced":
         raise Unsupported("is not told by its ops' FLOPs", key="the time of a traced module")
     if (job.lora or job.freeze) and job.engine.name not in PARTLY_TRAINED:
@@ -111,7 +112,7 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
     """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
     whose matmuls have no gradient of them, and for states on the host of an engine that is not known to step them there."""
-    _refuse(job)
+    refuse_untimed(job)
     graph = graph or graph_of(job)
     found = stages(job, graph)
     totals = [end + stage.outside.total_s for end, stage in zip(_ends(job, found), found, strict=True)]
