@@ -127,6 +127,20 @@ def test_all_is_gathered_and_adapters_alone_are_reduced(engine: dict[str, Any]) 
     assert [(one.kind, one.payload_bytes) for one in reduced] == [("reduce_scatter", 2 * ADAPTERS)]
 
 
+def test_a_flat_parameter_has_a_gradient_as_a_whole() -> None:
+    """FSDP1 joins base and adapters of a layer: autograd makes gradients of all of them, which are reduced together, and the optimizer
+    steps adapters (torch _flat_param.py, _use_unsharded_views)."""
+    engine = {"name": "fsdp1", "options": {"use_orig_params": True}}
+    job = _sharded(engine, lora={"dtype": "bf16"})
+    (stage,) = stages(job, graph_of(job))
+    layer = next(run.block for run in stage.rank.chunks[0].runs if run.block.role == "layer" and run.block.input.grad)
+    (reduction,) = states.reduced(job, graph_of(job), layer)
+    assert reduction.payload_bytes == 2 * (LINEARS + NORMS + ADAPTERS)
+    backward = sum(one.flops for each in block_work(layer, stage.context) for one in each.backward.matmuls)
+    assert backward == 2 * 2 * TOKENS * (LINEARS + ADAPTERS)
+    assert stage.trained.numel(expert=False) == 4 * ADAPTERS
+
+
 def test_replicas_of_shards_add_up_adapters_alone() -> None:
     _, reduced = _layer(_sharded({"name": "fsdp2", "shard_group": 4}))
     assert [(one.kind, one.payload_bytes) for one in reduced] == [

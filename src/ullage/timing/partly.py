@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ullage import dtypes
 from ullage.engines.base import optimizer_of
+from ullage.engines.fsdp2.flat import asking_as_wholes
 from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.job import Job
@@ -29,6 +30,11 @@ class Trained:
 
     def numel(self, *, expert: bool) -> int:
         return sum(one.total for one in self.rank.params if one.param.trainable and one.expert == expert)
+
+
+def as_autograd_sees(job: Job, rank: Rank) -> Rank:
+    """FSDP1's flat parameters have gradients as wholes, frozen parts too, though the optimizer is given adapters alone."""
+    return asking_as_wholes(rank) if job.lora is not None and job.engine.name == "fsdp1" else rank
 
 
 def of_adapters(job: Job) -> Job:

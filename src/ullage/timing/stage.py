@@ -36,7 +36,7 @@ from ullage.timing.gradients import (
 from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.partly import Trained
+from ullage.timing.partly import Trained, as_autograd_sees
 from ullage.timing.vintage import of_2021
 from ullage.timing.work import Exchange, OpWork
 
@@ -122,14 +122,14 @@ class Stage:
     """One pipeline rank: its chunks' times, and what it does once a step."""
 
     def __init__(self, job: Job, graph: Graph, context: Context, rank: Rank) -> None:
-        self.job, self.graph, self.context, self.rank = job, graph, context, rank
+        self.job, self.graph, self.context = job, graph, context
+        self.rank, self.trained = as_autograd_sees(job, rank), Trained(rank=rank)
         self.place = place_of(job, context)
         self.micro_batches = micro_batches_of_chunk(job)
         replayer = Replayer(context=context, recompute=job.recompute, group=recompute_group(job))
-        self.trained = Trained(rank=rank)
         self.numels: dict[Block, int] = {}
         self.left: dict[Block, float] = {}
-        self.elements = [replayer.elements(chunk) for chunk in rank.chunks]
+        self.elements = [replayer.elements(chunk) for chunk in self.rank.chunks]
         self.contention = contention(job.cluster.device)
         self.runs = [self._runs(at) for at in range(len(rank.chunks))]
         self.computed = [self._chunk(at) for at in range(len(rank.chunks))]
@@ -143,7 +143,7 @@ class Stage:
     def on(self, rank: Rank) -> Stage:
         """The same on another rank, whose chunks are equal."""
         found = copy(self)
-        found.rank, found.trained = rank, Trained(rank=rank)
+        found.rank, found.trained = as_autograd_sees(self.job, rank), Trained(rank=rank)
         return found
 
     @property

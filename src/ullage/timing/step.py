@@ -62,7 +62,7 @@ def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-PARTLY_TRAINED = ("single", "ddp", "fsdp2", "deepspeed", "megatron")
+PARTLY_TRAINED = ("single", "ddp", "fsdp1", "fsdp2", "deepspeed", "megatron")
 """Engines whose seconds are known where a part of a model is frozen."""
 
 
