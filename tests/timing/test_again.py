@@ -45,6 +45,19 @@ def test_a_checkpoint_runs_as_far_as_is_needed(version: str, compile: bool, last
     assert computed == MATMULS - (set() if last else {"down_proj"}) | {"attention"}
 
 
+@pytest.mark.parametrize(("compile", "last"), [(False, False), (True, True)])
+def test_a_checkpoint_of_what_is_compiled_runs_to_its_end(compile: bool, last: bool) -> None:
+    """torchtune's recipes compile each layer first (training/_compile.py), then wrap it in a checkpoint."""
+    changes = {
+        "stack": "torchtune",
+        "stack_version": "2024-09-24",
+        "precision": "bf16",
+        "loss": {"kind": "chunked", "chunks": 8},
+    }
+    computed = _again(recompute="full", compile=compile, **changes)[1]
+    assert computed == MATMULS - (set() if last else {"down_proj"}) | {"attention"}
+
+
 def test_kept_results_are_not_sent_again() -> None:
     """Scattered outputs are kept, and with them the matmul before; inputs are gathered again, if only for k and up."""
     layout = {"dp": 2, "tp": 4, "sp": True}

@@ -35,15 +35,23 @@ def run_again(block: Block, context: Context, mode: str, recompute: Recompute, e
         return Again()
     context = launched(context)
     steps = stacks.lower(block, context)
+    cuts = context.compile and not _checkpoints_compiled(context)
+    early_stop = early_stop and not _checkpoints_compiled(context)
     segments: tuple[Segment, ...] = (Segment(start=0, stop=len(steps), early_stop=early_stop),)
     if mode == SELECTIVE:
         segments = stacks.segments(block, context, recompute)
-    again = [step for one in segments for step in (_wanted(steps, one) if context.compile else _replayed(steps, one))]
+    again = [step for one in segments for step in (_wanted(steps, one) if cuts else _replayed(steps, one))]
     return Again(
         names=frozenset(name for step in again for name in _names(step)),
         known=frozenset(name for step in steps for name in _names(step)),
         modules=frozenset(step.module for step in again),
     )
+
+
+def _checkpoints_compiled(context: Context) -> bool:
+    """torchtune compiles a layer and checkpoints what is compiled (recipes: compile_model, then set_activation_checkpointing): no
+    compiler sees what the backward needs of it, and its last graph, with the MLP, runs to its end before anything is kept."""
+    return context.compile and context.stack == "torchtune"
 
 
 def work_again(
