@@ -67,9 +67,11 @@ def thread_elements_per_s(impl: HostOptimizer) -> Value:
 
 
 @functools.cache
-def issue_s(device: Device, kind: Literal["module", "linear"]) -> Value:
-    """Seconds of the host for one op, forward or backward, of eager PyTorch. linear: a matmul of Transformer Engine's modules."""
+def issue_s(device: Device, kind: Literal["module", "linear", "torch"]) -> Value:
+    """Seconds of the host for one op, forward or backward, of eager PyTorch. linear: a matmul of Transformer Engine's modules. torch: an op
+    of torch's own among others, forward."""
     row = table("host")["issue"]
-    share = row["hosts"].get(device.name, 1.0)
+    shares = row["hosts"] | (row["torch_hosts"] if kind == "torch" else {})
     known: Provenance = "measured" if device.name == row["measured_on"] else "default"
-    return Value(value=row[f"{kind}_us"] * share / 1e6, provenance=known, source=row["source"])
+    source = row["torch_source" if kind == "torch" else "source"]
+    return Value(value=row[f"{kind}_us"] * shares.get(device.name, 1.0) / 1e6, provenance=known, source=source)

@@ -98,6 +98,11 @@ def gathers(context: Context) -> bool:
     return experts and context.ep * context.etp > 1 and context.option("moe_token_dispatcher_type") == "allgather"
 
 
+def pads_to_capacity(context: Context) -> bool:
+    """Whether each expert has its capacity of rows, which the host knows without asking."""
+    return bool(context.option("moe_pad_expert_input_to_capacity"))
+
+
 def everybodys(context: Context, name: str, what: str) -> Buffer:
     """A row for each token of the ranks that share the experts."""
     return context.buffer(name, (BATCH, SEQ_SP, "hidden"), what=what, copies=context.ep * context.etp)

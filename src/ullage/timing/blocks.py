@@ -12,10 +12,11 @@ from ullage.job.job import Layout, Recompute
 from ullage.kernels.step import Context
 from ullage.model.graph import Block
 from ullage.timing.again import work_again
-from ullage.timing.issued import issuing
+from ullage.timing.issued import Issuing, issuing
 from ullage.timing.machine import attention_s, matmul_s, sent_s, traffic_s
+from ullage.timing.mixture import calls
 from ullage.timing.ops import block_work
-from ullage.timing.work import Exchange, Pass
+from ullage.timing.work import Exchange, OpWork, Pass
 
 COMPUTE, MEMORY = "matmul", "memory"
 ATTENTION = "attention"
@@ -111,7 +112,7 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
         forward=added(pass_parts(one.forward, place, backward=False) for one in work),
         backward=added(pass_parts(one.backward, place, backward=True) for one in work),
         recompute=added(pass_parts(one.forward, place, backward=False) for one in again),
-        issued=(host.of(work), host.of(work, backward=True) + host.of(again)) if host else (0.0, 0.0),
+        issued=_issued_s(host, block, context, work, again) if host else (0.0, 0.0),
     )
     if not place.hides_experts:
         return found
@@ -119,6 +120,13 @@ def block_time(block: Block, context: Context, place: Place, mode: str, recomput
         (one.forward for one in again), place
     )
     return _past_experts(found, _experts_wire_s((one.forward for one in work), place), back, place)
+
+
+def _issued_s(
+    host: Issuing, block: Block, context: Context, work: tuple[OpWork, ...], again: tuple[OpWork, ...]
+) -> tuple[float, float]:
+    beside = calls(block, context)
+    return host.of(work, beside), host.of(work, beside, backward=True) + host.of(again, beside)
 
 
 def _experts_wire_s(passes: Iterable[Pass], place: Place) -> float:

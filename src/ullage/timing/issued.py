@@ -1,42 +1,58 @@
 """Seconds that a host takes to issue what its device does: a pass takes no less.
 
 Of Megatron's layers alone, whose modules and functions for autograd are Python's own (megatron/core, Transformer Engine pytorch/module).
-Not counted are what autograd does by itself, the experts of a grouped linear one by one, and jobs that replay any part as a CUDA graph.
+Not counted are what autograd does by itself, and jobs that replay any part as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from ullage.calibration.host import issue_s
 from ullage.frozen import frozen
 from ullage.hardware.cluster import Device
 from ullage.kernels.megatron_common import is_local
 from ullage.kernels.step import Context
+from ullage.timing.mixture import Calls
 from ullage.timing.vintage import of_2021, of_2022
-from ullage.timing.work import OpWork
+from ullage.timing.work import Matmul, OpWork
+
+_NONE: Mapping[str, Calls] = MappingProxyType({})
 
 
 @frozen
 class Issuing:
-    """Seconds of a matmul of a linear, and of any other op."""
+    """Seconds of a matmul of a linear, of any other op whose function is Python's, and of an op of torch's own.
+
+    expert_s: of a matmul of each expert after a rank's first: Transformer Engine's grouped linear loops over them in C++
+    (common/gemm/cublaslt_gemm.cu), experts that are modules of their own (Megatron-Core moe/experts.py, SequentialMLP) in Python.
+    """
 
     linear_s: float
     module_s: float
+    torch_s: float
+    expert_s: float
 
-    def of(self, work: Iterable[OpWork], *, backward: bool = False) -> float:
-        """Of one direction of ops, exchanges among them."""
+    def of(self, work: Iterable[OpWork], beside: Mapping[str, Calls] = _NONE, *, backward: bool = False) -> float:
+        """Of one direction of ops, exchanges among them. beside: what is called beside their steps, by the ops' names."""
         found = 0.0
         for one in work:
             done = one.backward if backward else one.forward
             found += len(done.exchanges) * self.module_s
             if done.matmuls:
-                found += len(done.matmuls) * self.linear_s
+                found += sum(map(self._matmul_s, done.matmuls))
             elif done.attention is not None:
                 found += self.module_s
             elif any(moved.bytes for moved in one.forward.traffic):  # else autograd's own
                 found += sum(self.module_s for moved in done.traffic if moved.bytes)
+            calls = beside.get(one.name)
+            if calls is not None:
+                found += calls.functions * self.module_s + (0.0 if backward else calls.torch * self.torch_s)
         return found
+
+    def _matmul_s(self, matmul: Matmul) -> float:
+        return self.linear_s + (matmul.groups - 1) * (self.expert_s if matmul.streams else 0.0)
 
 
 GRAPHS = ("enable_cuda_graph", "external_cuda_graph")
@@ -48,5 +64,7 @@ def issuing(context: Context, device: Device) -> Issuing | None:
     if context.stack != "megatron" or graphed or device.measured is not None:
         return None
     local = is_local(context) or of_2021(context.options) or of_2022(context.options)
-    module_s = issue_s(device, "module").value
-    return Issuing(linear_s=module_s if local else issue_s(device, "linear").value, module_s=module_s)
+    module_s, torch_s = issue_s(device, "module").value, issue_s(device, "torch").value
+    linear_s = module_s if local else issue_s(device, "linear").value
+    sequential = context.option("moe_grouped_gemm") is False
+    return Issuing(linear_s=linear_s, module_s=module_s, torch_s=torch_s, expert_s=linear_s if sequential else torch_s)
