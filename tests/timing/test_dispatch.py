@@ -83,3 +83,38 @@ def test_hybrid_ep_gathers_where_tokens_go_before_it_sends_them() -> None:
     sent, *others = _exchanged("deepep")
     assert forward == [("all_gather", RANKS * TOKENS * 8), *sent]
     assert [backward] == others
+
+
+EIGHT_BITS = {"precision": {"params": "bf16", "compute": "fp8", "grads": "fp32", "master": "fp32", "reduce": "fp32"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ({}, True),
+        ({"moe_router_padding_for_fp8": True}, False),
+        ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}, False),
+        ({"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}, True),
+        ({"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}, False),  # 1,024 rows each
+    ],
+)
+def test_rows_are_padded_for_eight_bits(options: dict[str, object], copied: bool) -> None:
+    """Megatron-Core moe/experts.py, quantization_padding and quantization_unpadding: the rows read and written before the experts' first
+    linear and after their second, and so their gradients."""
+    engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8": "hybrid", "fp8_recipe": "tensorwise"} | options}
+    job = read_job(JOB | EIGHT_BITS | {"layout": {"dp": 8, "ep": RANKS}, "engine": engine})
+    graph = graph_of(job)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    works = {work.name: work for work in block_work(layer, context_of(job, graph))}
+    names = ("experts.padding", "experts.unpadding") if copied else ()
+    assert {name for name in works if "padding" in name} == set(names)
+    for name in names:
+        assert [one.bytes for one in works[name].forward.traffic] == [2 * ROWS]
+        assert works[name].backward == works[name].forward
+
+
+def test_rows_of_sixteen_bits_are_not_padded() -> None:
+    job = _job({"dp": 8, "ep": RANKS})
+    graph = graph_of(job)
+    layer = next(block for block in graph.blocks() if block.role == "layer")
+    assert not [work for work in block_work(layer, context_of(job, graph)) if "padding" in work.name]

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from ullage.comm.volume import once_each
 from ullage.frozen import replace
+from ullage.kernels.megatron_moe import pads_to_capacity
+from ullage.kernels.narrow import narrow_type, recipe
 from ullage.kernels.step import Context, Step
 from ullage.model.graph import ROUTED, Op
+from ullage.timing.work import OpWork, Pass, Traffic
 
 ONCE = {
     "moe_token_dispatcher_type": ("flex",),
@@ -49,3 +52,33 @@ def permuted(steps: Iterable[Step], ops: Iterable[Op], context: Context) -> Iter
     for step in steps:
         each = moved if step.name in local else 0
         yield replace(step, moves=(each, each)) if any(step.name in way for way in _WAYS) else step
+
+
+_ALIGNED = {"mxfp8": 32, "nvfp4": 128}
+"""An expert's rows are a multiple of it, by recipe; 16 for others (Megatron-Core fp8_utils.py, fp4_utils.py)."""
+
+_PADDED_AHEAD = ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization")
+
+
+def pads_rows(op: Op, context: Context) -> bool:
+    """Whether experts copy their rows into longer pieces before an 8- or 4-bit matmul, and their output back (Megatron-Core moe/experts.py,
+    quantization_padding; Transformer Engine pytorch/module/fp8_padding.py): but where HybridEP or the router's map has padded them."""
+    if context.stack != "megatron" or op.kind != "grouped_linear" or context.option("moe_grouped_gemm") is False:
+        return False
+    if narrow_type(op, context) is None or gathers_maps(context) or any(map(context.option, _PADDED_AHEAD)):
+        return False
+    aligned = _ALIGNED.get(recipe(context), 16)
+    return not pads_to_capacity(context) or context.size(ROUTED) // context.size("experts") % aligned != 0
+
+
+def padded(ops: Iterable[Op], context: Context) -> Iterator[OpWork]:
+    """The copies: before the experts' first linear, and after their second."""
+    linears = [op for op in ops if op.kind == "grouped_linear" and pads_rows(op, context)]
+    if not linears:
+        return
+    widths = linears[0].params[0].dims[-1], linears[-1].outputs[0].dims[-1]
+    for name, width in zip(("experts.padding", "experts.unpadding"), widths, strict=True):
+        copied = Pass(
+            traffic=(Traffic(bytes=2 * context.buffer("", (ROUTED, width)).bytes, kind="copy", dtype="bf16"),)
+        )
+        yield OpWork(name=name, module="moe", forward=copied, backward=copied)

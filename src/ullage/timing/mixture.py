@@ -13,7 +13,7 @@ from ullage.frozen import frozen
 from ullage.kernels.megatron_moe import gathers, pads_to_capacity, probabilities_type, weighted_after
 from ullage.kernels.step import Context
 from ullage.model.graph import Block, Op
-from ullage.timing.dispatch import gathers_maps, sends_once
+from ullage.timing.dispatch import gathers_maps, pads_rows, sends_once
 
 
 @frozen
@@ -44,6 +44,8 @@ def _calls(block: Block, context: Context) -> Iterator[tuple[str, Calls]]:
             yield ("dispatch" if everybody else "permute"), dispatching(context)
         elif op.kind == "combine":
             yield ("unpermute" if everybody else "combine"), combining(context)
+        elif pads_rows(op, context):
+            yield "experts.padding", Calls(functions=1)  # of the probabilities
 
 
 def waits(block: Block, context: Context) -> bool:

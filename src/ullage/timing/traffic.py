@@ -8,7 +8,7 @@ from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block
 from ullage.timing.casts import fuses_experts
-from ullage.timing.dispatch import permuted
+from ullage.timing.dispatch import padded, permuted
 from ullage.timing.vintage import norms_early
 from ullage.timing.work import OpWork, Pass, Traffic
 
@@ -18,6 +18,7 @@ def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str]
     sizes, types = _sizes(block, steps, context), _types(block, steps, context)
     for step in permuted(_pointwise(steps, named, context), block.ops, context):
         yield _kernel(step, sizes, types, context)
+    yield from padded(block.ops, context)
     yield from _views(steps, sizes)
     yield from _accumulations(steps, sizes, types)
 
