@@ -5,7 +5,7 @@ import pytest
 from ullage.hardware.catalogue import device
 from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
-from ullage.timing.issued import Issuing, issuing
+from ullage.timing.issued import Issuing, forward_s, issuing
 from ullage.timing.step import StepTime, stages, step_time
 from ullage.timing.work import Matmul, OpWork, Pass, Traffic
 
@@ -95,3 +95,15 @@ def test_other_stacks_are_not_known() -> None:
     assert of(
         SMALL | {"engine": {"name": "megatron", "options": {"transformer_impl": "local"}}}
     ).linear_s == pytest.approx(46e-6)
+
+
+def test_nothing_is_issued_ahead_of_a_wait() -> None:
+    """Two blocks, one longer for its host, one for its device: a host that need not wait is as far ahead as it is quicker."""
+    for waits, found in ((False, 5.0), (True, 3.0 + 4.0)):
+        assert forward_s([(waits, 1.0, 3.0, 1), (waits, 4.0, 2.0, 1)]) == found
+    assert forward_s([(True, 1.0, 3.0, 2), (True, 4.0, 2.0, 2)]) == 2 * 3.0 + 2 * 4.0
+    assert forward_s([(False, 1.0, 3.0, 1), (True, 4.0, 2.0, 1), (False, 1.0, 5.0, 1)]) == 3.0 + 7.0
+
+
+def test_what_no_host_holds_up_is_its_devices_alone() -> None:
+    assert forward_s([(True, 4.0, 2.0, 3), (True, 4.0, 3.0, 1)]) == 3 * 2.0 + 3.0

@@ -68,3 +68,19 @@ def issuing(context: Context, device: Device) -> Issuing | None:
     linear_s = module_s if local else issue_s(device, "linear").value
     sequential = context.option("moe_grouped_gemm") is False
     return Issuing(linear_s=linear_s, module_s=module_s, torch_s=torch_s, expert_s=linear_s if sequential else torch_s)
+
+
+def forward_s(pieces: Iterable[tuple[bool, float, float, int]]) -> float:
+    """What a forward takes no less than. pieces: of equal blocks in order, whether the host waits for the device in each, seconds of the
+    device and of the host for one, and how many. From one wait to the next the longer of both counts: nothing is issued ahead of a wait."""
+    found = device = host = issued = 0.0
+    held = False
+    for waits, device_s, host_s, count in pieces:
+        issued += host_s * count
+        if not waits:
+            device, host = device + device_s * count, host + host_s * count
+            continue
+        held |= host > device or (host_s > device_s and count > 1)
+        found += max(device, host) + (count - 1) * max(device_s, host_s)
+        device, host = device_s, host_s
+    return found + max(device, host) if held or host > device else issued

@@ -21,7 +21,7 @@ from ullage.memory.chunk import Element, Replayer, stream_bytes
 from ullage.memory.rank import Rank
 from ullage.model.graph import STREAM, Block, Graph, Tensor
 from ullage.schedule import Action
-from ullage.timing import offload, states
+from ullage.timing import issued, offload, states
 from ullage.timing.again import work_again
 from ullage.timing.attention import attention_kernel
 from ullage.timing.blocks import COMPUTE, BlockTime, Parts, Place, added, block_time
@@ -34,6 +34,7 @@ from ullage.timing.gradients import (
     once_bytes,
 )
 from ullage.timing.machine import exchange_cost, moved_s
+from ullage.timing.mixture import waits
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.partly import Trained, as_autograd_sees
@@ -255,8 +256,11 @@ class Stage:
 
     def _issued_s(self, at: int) -> tuple[float, float]:
         """The host's seconds for a forward and a backward."""
-        found = [(time.issued, count) for _, time, count in self.runs[at]]
-        return sum(one[0] * count for one, count in found), sum(one[1] * count for one, count in found)
+        found = self.runs[at]
+        pieces = (
+            (waits(block, self.context), time.forward.total_s, time.issued[0], count) for block, time, count in found
+        )
+        return issued.forward_s(pieces), sum(time.issued[1] * count for _, time, count in found)
 
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
@@ -267,13 +271,13 @@ class Stage:
         bare = self.bare[at].step_s(micro_batches)
         computed = self.computed[at].step_s(micro_batches)
         waits = bare - busy.total_s - again - summed
-        issued = self.times[at].step_s(micro_batches) - computed
+        host = self.times[at].step_s(micro_batches) - computed
         items = (
             ("recompute", again),
             ("gradients", summed),
             ("shard", waits),
             ("offload", computed - bare),
-            ("host", issued),
+            ("host", host),
         )
         return busy + Parts(items=items)
 
