@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ullage.engines.estimate import rank_peak
-from ullage.engines.interval import LEAST_ABOVE
 from ullage.engines.reach import refuse_what_is_not_read
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
@@ -14,6 +13,7 @@ from ullage.job.job import Job, Layout
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
+from ullage.planner.room import least_high
 
 
 def first_violation(job: Job) -> Violation | None:
@@ -52,11 +52,11 @@ def leaves_experts_over(layout: Layout) -> bool:
 
 def first_too_large(job: Job, graph: Graph, stages: Iterable[int]) -> tuple[Rank, int] | None:
     """The first of these pipeline stages' ranks that cannot fit, without simulating the allocator, and its high estimate."""
-    ranks = ranks_of(job, graph)
+    ranks, spread = ranks_of(job, graph), least_high(job)
     for rank in [ranks[stage] for stage in stages]:
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        high = int(peak * (1 + LEAST_ABOVE)) + sum(one.high_bytes for one in outside)
+        high = int(peak * spread) + sum(one.high_bytes for one in outside)
         if high >= job.cluster.device.capacity_bytes:
             return rank, high
     return None

@@ -200,7 +200,7 @@ def _told(name: str, one: Found, missed: Missed | None, why: list[str]) -> Plan:
 
 def _nothing(want: Wanted, search: Search) -> Nothing:
     missed = search.missed
-    why = "every strategy needs more memory for its states, or for what its forwards leave behind, than a device has"
+    why = "every strategy's high estimate is above a device's memory for its states and what its forwards leave behind alone"
     if missed is not None:
         why = f"the most promising: {strategy(missed.job)}; its high estimate is {format_bytes(missed.high_bytes)} a device"
     return Nothing(why=why, remedies=tuple(remedies(want, _anything_fits)))
