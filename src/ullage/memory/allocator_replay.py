@@ -130,23 +130,31 @@ class Replay:
         for slot, size, request, free, least in part.ops:
             if size > 0:
                 index = bisect_left(free, request)
-                if index == len(free):
+                try:
+                    block = free[index]
+                except IndexError:
                     index = self._new_segment(size, free)
-                block = free.pop(index)
+                    block = free[index]
                 address = block & ADDRESS_MASK
                 end = starts.pop(address)
                 rest = address + size
-                if end - rest >= least:
+                left = end - rest
+                if left >= least:
                     slots[slot] = address, rest
                     starts[rest] = end
                     ends[end] = rest
-                    insort(free, block - request + size)
+                    block += size - request  # seldom smaller than the one before it
+                    if index and free[index - 1] > block:
+                        del free[index]
+                        insort(free, block, 0, index)
+                    else:
+                        free[index] = block
                     allocated += size
-                    if end - rest > _OPEN_BYTES:
+                    if left > _OPEN_BYTES:
                         self._map(rest)
                 else:
                     slots[slot] = address, end
-                    del ends[end]
+                    del free[index], ends[end]
                     allocated += end - address
                 if allocated > peak:
                     peak = allocated
