@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -40,7 +41,14 @@ def changes(depth: int) -> st.SearchStrategy[Node]:
     )
     several = st.lists(inner, max_size=4).map(Sequence)
     repeated = st.tuples(st.integers(0, 3), inner).map(lambda p: Repeat(p[0], p[1]))
-    return st.one_of(pair, around, crossing, several, repeated)
+    return st.one_of(pair, in_a_row(), around, crossing, several, repeated)
+
+
+@st.composite
+def in_a_row(draw: st.DrawFn) -> Node:
+    """Some allocations, then their frees in any order."""
+    found = draw(st.lists(items, min_size=2, max_size=5))
+    return Sequence([*map(alloc, found), *map(free, draw(st.permutations(found)))])
 
 
 def layer(parts: list[Node], moment: str) -> Node:
@@ -107,6 +115,46 @@ def test_micro_batches_that_repeat_cost_no_more_than_a_few() -> None:
     backward = Sequence([alloc(temporary), free(activation), free(temporary)], "backward", ("B", 0))
     endless = Repeat(10**12, Sequence([forward, backward]))
     assert simulate(endless) == simulate(Repeat(3, endless.child))
+
+
+def cached(*sizes_mib: int) -> list[Node]:
+    """Free blocks of these sizes, and beside them, on another stream, a peak that nothing comes near."""
+    found = [item(size * MIB) for size in sizes_mib]
+    high = item(500 * MIB, stream=1)
+    return [alloc(high), free(high), *map(alloc, found), *map(free, found)]
+
+
+def both(*sizes_mib: int) -> list[Node]:
+    found = [item(size * MIB) for size in sizes_mib]
+    return [*map(alloc, found), *map(free, found)]
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "asked_mib", "segment_mib"),
+    [
+        ((60,), (30, 20), 0),  # one block holds both
+        ((42,), (30, 20), 20),  # 12 MiB are left of it
+        ((42, 22), (30, 20), 0),  # a block for each
+        ((42, 22), (20, 30), 0),
+        ((42, 22), (30, 12, 11), 0),  # 12 are left of 42, and 22 gives 11
+        ((42, 22), (30, 14, 13), 14),  # 12 and 8 are left
+        ((22, 22), (30, 12), 30),
+    ],
+)
+def test_what_is_allocated_in_a_row_takes_a_segment_where_the_free_blocks_do_not_hold_it(
+    free_mib: tuple[int, ...], asked_mib: tuple[int, ...], segment_mib: int
+) -> None:
+    """What best fit does with blocks of these sizes, by hand: only the cached blocks and a new segment are on the default stream."""
+    program = Sequence([*cached(*free_mib), *both(*asked_mib)])
+    assert simulate(program).reserved_bytes == (500 + sum(free_mib) + segment_mib) * MIB
+
+
+def test_a_new_peak_is_seen_where_the_free_blocks_hold_what_is_allocated() -> None:
+    kept, first, second = item(30 * MIB), item(60 * MIB), item(62 * MIB)
+    program = Sequence([alloc(first), free(first), alloc(second), free(second), alloc(kept), *both(40, 20)])
+    found = simulate(program)
+    assert found.reserved_bytes == (60 + 62) * MIB
+    assert found.allocated_bytes == (30 + 40 + 20) * MIB
 
 
 def test_a_full_device_flushes_the_cache() -> None:

@@ -8,7 +8,7 @@ begins, what it leaves goes onto one at its end. Stacks are kept for each micro-
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 _Kind = tuple[int, int, list[int], int]  # size, request, free, least: as in Op
 OWN_PART = 64
 """Changes of a moment that is compiled by itself: an engine's layers share their nodes, and are many."""
+_WORTH = 4
+"""Ops that take longer to play than it takes to see that they need not be played."""
 
 
 Op = tuple[int, int, int, list[int], int]
@@ -31,17 +33,36 @@ least: bytes that are worth splitting off.
 """
 
 
+Need = tuple[list[int], int, int, int]
+"""free, together, largest, others: the free blocks of a pool, and as blocks with address 0 the sizes of some allocations in a row: all of
+them, the largest, and the others.
+
+None of them needs a new segment where a free block holds all of them, or where the largest free block holds the largest of them and
+the next one the others. Best fit leaves it so: what it carves out of one of the two, for others or for the largest, leaves the other
+whole, and it carves the larger one only where the two have changed places. A rest too small to be split off is smaller than any request.
+"""
+
+
 Stacked = tuple[int, int, int]
 """The stack of an item, and the slots of one allocation of it, from and to: a slot for each of its tensors."""
 
 
+class Stretch(NamedTuple):
+    """Ops one after another. needs: of those that allocate some in a row and free just these, what they need of each pool; free blocks
+    are afterwards what they were, where it is there. rise_bytes: the most by which they rise."""
+
+    ops: tuple[Op, ...]
+    needs: tuple[Need, ...] = ()
+    rise_bytes: int = 0
+
+
 class Part(NamedTuple):
-    """``ops`` on ``slots`` blocks; or, where ``inner`` stands, these parts ``times`` over.
+    """``stretches`` on ``slots`` blocks; or, where ``inner`` stands, these parts ``times`` over.
 
     takes, keeps: of what was there before, in the order of the frees, and of what is left, in that of the allocations.
     """
 
-    ops: tuple[Op, ...]
+    stretches: tuple[Stretch, ...]
     slots: int
     takes: tuple[Stacked, ...] = ()
     keeps: tuple[Stacked, ...] = ()
@@ -119,7 +140,9 @@ class Compiler:
                 ops.append((slot, size if alive else 0, request, free, least))
         keeps = [self._stacked(item, first) for item, firsts in begun.items() for first in firsts]
         keeps.sort(key=itemgetter(1))
-        return [Part(tuple(ops), slots, tuple(takes), tuple(keeps))]
+        # what a segment that expands has mapped depends on all that is taken from it
+        stretches = tuple(_stretches(ops)) if self._expandable is None else (Stretch(tuple(ops)),)
+        return [Part(stretches, slots, tuple(takes), tuple(keeps))]
 
     def _stacked(self, item: Item, first: int) -> Stacked:
         return self._stacks.setdefault(item, len(self._stacks)), first, first + len(self._kinds[item])
@@ -170,3 +193,38 @@ def _changes(node: Node) -> list[tuple[Item, bool] | Repeat | Sequence]:
 
     look(node)
     return found
+
+
+def _stretches(ops: list[Op]) -> Iterator[Stretch]:
+    """Ops cut around those that allocate some in a row and then free just these."""
+    begins = {op[0]: at for at, op in enumerate(ops) if op[1] > 0}
+    frees = [at for at, op in enumerate(ops) if not op[1]]
+    done = index = 0
+    while index < len(frees):
+        first = lowest = begin = end = at = frees[index]
+        while index < len(frees) and frees[index] == at:
+            begun = begins.get(ops[at][0], -1)
+            if begun < lowest:
+                lowest = begun
+            index += 1
+            at += 1
+            if at - first == first - lowest and lowest >= 0:  # as many frees as ops before them
+                begin, end = lowest, at
+        if end - begin >= _WORTH:
+            if done < begin:
+                yield Stretch(tuple(ops[done:begin]))
+            yield _bracket(tuple(ops[begin:end]), first - begin)
+            done = end
+    if done < len(ops):
+        yield Stretch(tuple(ops[done:]))
+
+
+def _bracket(ops: tuple[Op, ...], count: int) -> Stretch:
+    """``count`` allocations and their frees."""
+    pools = {id(free): free for _, _, _, free, _ in ops[:count]}
+    needs = []
+    for pool, free in pools.items():
+        requests = [op[2] for op in ops[:count] if id(op[3]) == pool]
+        together, largest = sum(requests), max(requests)
+        needs.append((free, together, largest, together - largest))
+    return Stretch(ops, tuple(needs), sum(op[1] + op[4] - 1 for op in ops[:count]))

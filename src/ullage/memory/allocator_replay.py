@@ -2,7 +2,8 @@
 
 The answer is that of ``CachingAllocator``, of expandable segments while the driver has memory: a test holds the two against each other
 on random programs. What makes it several times faster: a part of a program without micro-batch marks is compiled once and played as often
-as it occurs; a block is one integer; and micro-batches that find the allocator as an earlier one found it are not played again.
+as it occurs; a block is one integer; what is allocated in a row and freed at once is not played where there is room for it; and
+micro-batches that find the allocator as an earlier one found it are not played again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 
 from ullage.memory.allocator_blocks import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_SEGMENT_BYTES, segment_bytes
-from ullage.memory.allocator_ops import ADDRESS_BITS, ADDRESS_MASK, Compiler, Part
+from ullage.memory.allocator_ops import ADDRESS_BITS, ADDRESS_MASK, Compiler, Op, Part, Stretch
 from ullage.memory.program import Node, Repeat, Sequence
 from ullage.memory.scopes import OpenScopes
 
@@ -125,9 +126,25 @@ class Replay:
                     self._play(inner)
             return
         slots = self._taken(part)
+        for stretch in part.stretches:
+            if not (stretch.needs and self._changes_nothing(stretch)):
+                self._run(stretch.ops, slots)
+        for stack, first, stop in part.keeps:
+            self._scope[stack].append(tuple(slots[first:stop]))
+
+    def _changes_nothing(self, stretch: Stretch) -> bool:
+        """Whether there is room for what is freed again, so that the state comes back, and no new peak."""
+        if self.allocated_bytes + stretch.rise_bytes > self.peak_allocated_bytes:
+            return False
+        for free, together, largest, others in stretch.needs:
+            if not free or (free[-1] < together and (free[-1] < largest or len(free) == 1 or free[-2] < others)):
+                return False
+        return True
+
+    def _run(self, ops: tuple[Op, ...], slots: list[_Range]) -> None:
         starts, ends = self._starts, self._ends
         allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
-        for slot, size, request, free, least in part.ops:
+        for slot, size, request, free, least in ops:
             if size > 0:
                 index = bisect_left(free, request)
                 try:
@@ -183,8 +200,6 @@ class Replay:
                 if rest > _OPEN_BYTES:
                     self._map((free[index] & ADDRESS_MASK) - size)
         self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
-        for stack, first, stop in part.keeps:
-            self._scope[stack].append(tuple(slots[first:stop]))
 
     def _taken(self, part: Part) -> list[_Range]:
         """A part's slots, with the blocks that it frees and did not allocate."""
