@@ -320,3 +320,31 @@ def test_inputs_of_checkpoints_wait_on_the_host(engine: str) -> None:
 def test_inputs_that_a_pipeline_keeps_are_not_taken_for_gone() -> None:
     with pytest.raises(Unsupported, match="not modelled in a pipeline"):
         on_host(layout={"dp": 2, "pp": 2}, offload={"activations": "cpu"})
+
+
+def test_a_frozen_base_on_the_host_has_its_own_type() -> None:
+    """Adapters in another type are all that differs: each shard and its gradient pinned, both moments not (16 and 8 KiB each)."""
+    model = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 1,
+        "vocab_size": 8192,
+    }
+
+    def host_bytes(dtype: str) -> int:
+        job = {
+            "schema": 1,
+            "model": model,
+            "cluster": "2xH100-SXM-80GB",
+            "engine": {"name": "fsdp2"},
+            "data": {"seq_len": 64},
+            "precision": "bf16",
+            "offload": {"optimizer": "cpu", "params": "cpu"},
+            "lora": {"rank": 8, "targets": ["q_proj", "v_proj"], "dtype": dtype},
+        }
+        return ullage.estimate(ullage.read_job(job)).host_bytes
+
+    shards, ranks_of_a_node = 4, 2
+    assert host_bytes("fp32") - host_bytes("bf16") == ranks_of_a_node * shards * (2 + 2) * (16 - 8) * 1024

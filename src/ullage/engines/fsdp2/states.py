@@ -65,11 +65,11 @@ def host_bytes(job: Job, rank: Rank, units: list[Units]) -> int:
         return 0
     dtype = types_of(job).original
     shards = sum(
-        copies * (2 if shape.trainable else 1) * pinned(dtypes.size_bytes(shape.padded, dtype))
+        copies * (2 if shape.trainable else 1) * pinned(dtypes.size_bytes(shape.padded, shape.original or dtype))
         for shape, copies in shapes_on(rank, units)
     )
     moments = optimizer.states(
-        job.optimizer, stepped(job, rank, units), momentum=bool(job.engine.options.get("momentum"))
+        optimizer_of(job), stepped(job, rank, units), momentum=bool(job.engine.options.get("momentum"))
     )
     return shards + sum(item.bytes * count for item, count in moments)
 
