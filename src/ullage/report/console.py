@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 PLAIN_WIDTH = 110
@@ -58,3 +59,7 @@ def heading(text: str, note: str = "") -> Text:
     if note:
         found.append(f"  {note}", style="not bold dim")
     return found
+
+
+def indented(part: RenderableType, by: int = 2) -> Padding:
+    return Padding(part, (0, 0, 0, by), expand=False)

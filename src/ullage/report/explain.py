@@ -12,8 +12,8 @@ from rich.text import Text
 from ullage.engines.estimate import Estimate
 from ullage.memory.ledger import CATEGORIES, Line, by_category
 from ullage.report import words
-from ullage.report.console import PLAIN_WIDTH, heading
-from ullage.report.terminal import foot, head, indented, outside
+from ullage.report.console import PLAIN_WIDTH, heading, indented
+from ullage.report.terminal import foot, head, outside
 from ullage.report.terminal import stages as stage_bars
 from ullage.report.words import in_gib, share
 from ullage.techniques.states import States, states

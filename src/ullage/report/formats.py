@@ -12,8 +12,8 @@ from ullage.formats.check import Check
 from ullage.formats.convert import Conversion
 from ullage.formats.reading import Finding, Leftover
 from ullage.report import words
-from ullage.report.console import heading
-from ullage.report.terminal import head, indented
+from ullage.report.console import heading, indented
+from ullage.report.terminal import head
 
 STYLES = {"error": "bold red", "warning": "yellow", "advice": "cyan"}
 _ORDER = tuple(STYLES)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from ullage.report.console import heading
-from ullage.report.terminal import indented
+from ullage.report.console import heading, indented
 from ullage.report.words import AFTER, PASSES, share
 from ullage.techniques.gantt import Gantt, Slot
 from ullage.units import format_seconds

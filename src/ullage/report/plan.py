@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.report import words
-from ullage.report.console import heading
-from ullage.report.terminal import indented
+from ullage.report.console import heading, indented
 from ullage.report.words import in_gib
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.report import words
-from ullage.report.console import PLAIN_WIDTH, heading
+from ullage.report.console import PLAIN_WIDTH, heading, indented
 from ullage.report.gantt_text import chart
 from ullage.report.show_words import cell, total
-from ullage.report.terminal import indented
 from ullage.techniques.told import Part, Shown
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +12,7 @@ from ullage.engines.estimate import Estimate, RankEstimate
 from ullage.engines.moments import moments
 from ullage.memory.ledger import Line, by_category
 from ullage.report import words
-from ullage.report.console import PLAIN_WIDTH, heading
+from ullage.report.console import PLAIN_WIDTH, heading, indented
 from ullage.report.words import in_gib, share
 from ullage.timing.parts import PARTS
 from ullage.timing.step import StepTime, time_or_why
@@ -233,7 +232,3 @@ def _table(*columns: str) -> Table:
     for kind in columns:
         table.add_column(justify="right" if kind == "number" else "left", no_wrap=kind != "text", overflow="ellipsis")
     return table
-
-
-def indented(part: RenderableType, by: int = 2) -> Padding:
-    return Padding(part, (0, 0, 0, by), expand=False)

@@ -14,8 +14,7 @@ from ullage.postmortem.difference import Difference, Line
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.why import Why
 from ullage.report import words
-from ullage.report.console import heading
-from ullage.report.terminal import indented
+from ullage.report.console import heading, indented
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
