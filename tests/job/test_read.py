@@ -181,6 +181,13 @@ def test_a_doubtful_job_is_read_with_warnings(minimal):
     assert any(line.startswith("engine.options.fp8_recipe") for line in job.warnings)
 
 
+@pytest.mark.parametrize(("options", "warned"), [({}, True), ({"bnb_4bit_quant_storage": "bf16"}, False)])
+def test_the_type_that_packed_weights_are_seen_as_is_told_where_it_is_taken(minimal, options, warned):
+    lora = {"rank": 8, "targets": "all-linear", "base": "nf4"}
+    job = read_job(minimal(engine={"name": "fsdp2", "options": options}, lora=lora))
+    assert any("bnb_4bit_quant_storage" in line for line in job.warnings) is warned
+
+
 @pytest.mark.parametrize(
     ("engine", "stage"),
     [

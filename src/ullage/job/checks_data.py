@@ -9,6 +9,7 @@ from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
 
 _TORCH_ENGINES = ("single", "ddp", "zero1")
+_STORAGE = "bnb_4bit_quant_storage"
 
 
 def _stage(job: Job, arch: Architecture) -> Iterator[Violation]:
@@ -69,6 +70,10 @@ def _lora(job: Job, arch: Architecture) -> Iterator[Violation]:
     if lora.base != "bf16" and job.engine.name == "megatron":
         what = "Megatron's layers hold no bitsandbytes weights"
         yield contradiction("lora.base", lora.base, what, "use bf16, or a stack of transformers")
+    sharded = job.engine.name in ("fsdp1", "fsdp2") and job.stack != "torchtune"
+    if sharded and lora.base.startswith("nf4") and _STORAGE not in job.engine.options:
+        key, what = f"engine.options.{_STORAGE}", "is taken as recipes for FSDP set it; as bytes, bitsandbytes' default,"
+        yield warning(key, "bf16", f"{what} the base is whole on every rank", "name the type that yours sets")
 
 
 def _optimizer_in_backward(job: Job, arch: Architecture) -> Iterator[Violation]:
