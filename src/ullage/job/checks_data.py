@@ -72,7 +72,10 @@ def _lora(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield contradiction("lora.base", lora.base, what, "use bf16, or a stack of transformers")
     sharded = job.engine.name in ("fsdp1", "fsdp2") and job.stack != "torchtune"
     if sharded and lora.base.startswith("nf4") and _STORAGE not in job.engine.options:
-        key, what = f"engine.options.{_STORAGE}", "is taken as recipes for FSDP set it; as bytes, bitsandbytes' default,"
+        key, what = (
+            f"engine.options.{_STORAGE}",
+            "is taken as recipes for FSDP set it; as bytes, bitsandbytes' default,",
+        )
         yield warning(key, "bf16", f"{what} the base is whole on every rank", "name the type that yours sets")
 
 
