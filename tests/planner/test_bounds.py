@@ -12,7 +12,7 @@ from ullage.engines.registry import ranks_of
 from ullage.job.job import Loss
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.model.graph import ROUTED
-from ullage.planner.bounds import again_s, modes
+from ullage.planner.bounds import again_s, evenly_bound_s, modes
 from ullage.planner.costs import _kept_by
 from ullage.planner.cuts import layers_again
 from ullage.planner.shapes import ShapeCosts
@@ -169,9 +169,31 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
     for grid in search.rng.sample(grids, min(MANY, len(grids))):
         for job in search.rng.sample(shapes := search.space.shapes(search.bases[0], grid.job), min(3, len(shapes))):
             micro_batch = job.data.micro_batch
-            dense, least, whole = grid.dense_s(micro_batch), grid.least_s(micro_batch), ShapeCosts(grid, job).whole_s
+            costs = ShapeCosts(grid, job)
+            dense, least = grid.dense_s(micro_batch), grid.least_s(micro_batch)
             assert 0 < dense <= least * SLACK
-            assert least <= whole * SLACK, job
+            assert least <= costs.whole_s * SLACK, job
+            assert 0 < grid.least_layer_s(micro_batch) <= costs.shortest_s * SLACK, job
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek"])
+def test_no_pipeline_waits_less_than_its_shape_does(name: str) -> None:
+    """And of some shapes the best pipeline is near."""
+    search = following(space(name), "megatron", seed=13, exhaustive=False)
+    (base,) = search.bases
+    near = []
+    for one in followed(search, MANY):
+        costs = one.strategy.costs
+        shape = costs.job
+        (shared,) = search._shared(base, shape, costs.whole_s, costs.shortest_s)
+        evenly = [
+            evenly_bound_s(costs, job.layout.pp, accum := job.data.grad_accum, costs.send_s(job))
+            / (shape.data.micro_batch * accum * job.layout.dp)
+            for job in search.space.pipelines(base, shape)
+        ]
+        assert shared <= min(evenly) * SLACK
+        near.append(shared / min(evenly))
+    assert max(near) > 0.8
 
 
 def test_bytes_left_behind_grow_as_a_replay_says() -> None:

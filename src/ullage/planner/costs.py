@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 class GridCosts:
     """The kinds of block of a graph under one grid, for one sequence and for two.
 
-    experts_s: seconds of experts, known to all grids of the graph. sizes: micro-batches that may be asked for.
+    experts_s: of each kind seconds of its experts, known to all grids of the graph. sizes: micro-batches that may be asked for.
     like: the same grid with another loss; the blocks without one are its. beside: the same tensor, sequence and context parallelism and the
     same loss with other expert parallelism: the blocks without experts are its, and of the others the ops that are the same.
     """
@@ -59,7 +59,7 @@ class GridCosts:
         graph: Graph,
         like: GridCosts | None = None,
         beside: GridCosts | None = None,
-        experts_s: dict[object, float] | None = None,
+        experts_s: dict[object, list[float]] | None = None,
         sizes: Sizes = (),
     ) -> None:
         self.job, self.graph = job, graph
@@ -74,7 +74,7 @@ class GridCosts:
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
         self._again: dict[tuple[int, str, tuple[str, ...]], Growing] = {}
         self._looked_up: LookedUp = {} if like is None else like._looked_up
-        self._dense_s: dict[int, float] = {}
+        self._dense_s: dict[int, list[float]] = {}
         self._sends: dict[tuple[int, int], Growing] = {}
         self._wire: dict[object, list[tuple[float, float]]] = {}
         self._asked: dict[object, object] = {}
@@ -113,28 +113,37 @@ class GridCosts:
         return self._grown(dense_work, attrgetter("_dense"))
 
     @cached_property
-    def _experts(self) -> list[tuple[int, Growing]]:
-        """What is not the same, likewise, forward and backward: how many of it the model has."""
+    def _experts(self) -> list[list[Growing]]:
+        """What is not the same, likewise, forward and backward, if there is any."""
         found = []
-        for kind, block in enumerate(self.kinds):
+        for block in self.kinds:
             pairs = self._pairs(experts_work, block)
-            times = sum(times for of, times, _ in self.runs if of == kind)
-            for backward in (False, True) if pairs[0] else ():
-                one = self._growing(pairs[backward], backward=backward)
-                found.append((times, one))
+            each = (False, True) if pairs[0] else ()
+            found.append([self._growing(pairs[backward], backward=backward) for backward in each])
         return found
 
     def least_s(self, micro_batch: int) -> float:
         """All blocks, forward and backward: no less than their matmuls, attention and exchanges."""
         return self.dense_s(micro_batch) + self.experts_s(micro_batch)
 
+    def least_layer_s(self, micro_batch: int) -> float:
+        """The shortest layer, likewise."""
+        dense, experts = self._each_dense_s(micro_batch), self._each_experts_s(micro_batch)
+        return min([a + b for a, b, layer in zip(dense, experts, self.is_layer, strict=True) if layer])
+
     def experts_s(self, micro_batch: int) -> float:
         """All experts and what is sent to them, likewise."""
+        return self._of_all(self._each_experts_s(micro_batch))
+
+    def _of_all(self, each: list[float]) -> float:
+        return sum([times * each[kind] for kind, times, _ in self.runs])
+
+    def _each_experts_s(self, micro_batch: int) -> list[float]:
         if not self._has_experts:
-            return 0.0
+            return [0.0] * len(self.kinds)
         key = self._routed(micro_batch)
         if key not in self._experts_s:
-            self._experts_s[key] = sum([times * one.seconds(micro_batch) for times, one in self._experts])
+            self._experts_s[key] = [sum([one.seconds(micro_batch) for one in both]) for both in self._experts]
         return self._experts_s[key]
 
     def _routed(self, micro_batch: int) -> object:
@@ -152,13 +161,15 @@ class GridCosts:
         return sent_to, rows, 0 if rows % experts == 0 else rows
 
     def dense_s(self, micro_batch: int) -> float:
-        """All blocks without their experts, likewise: computed once for all expert parallelism."""
+        """All blocks without their experts, likewise."""
+        return self._of_all(self._each_dense_s(micro_batch))
+
+    def _each_dense_s(self, micro_batch: int) -> list[float]:
+        """Computed once for all expert parallelism."""
         if self._beside is not None:
-            return self._beside.dense_s(micro_batch)
+            return self._beside._each_dense_s(micro_batch)
         if micro_batch not in self._dense_s:
-            self._dense_s[micro_batch] = sum(
-                [times * one.seconds(micro_batch) for kind, times, _ in self.runs for one in self._dense[kind]]
-            )
+            self._dense_s[micro_batch] = [sum([one.seconds(micro_batch) for one in both]) for both in self._dense]
         return self._dense_s[micro_batch]
 
     def known(self, key: object, ask: Callable[[], Answer]) -> Answer:

@@ -20,15 +20,15 @@ Grid = tuple[GridCosts, ...]
 class Grids:
     """Choices of the degrees that divide blocks which differ in expert parallelism alone.
 
-    refuse: of one that a check refuses. experts_s: seconds of experts (``GridCosts``), known to all grids of the base. sizes: their
-    micro-batches.
+    refuse: of one that a check refuses. experts_s: of each kind seconds of its experts (``GridCosts``), known to all grids of the base.
+    sizes: their micro-batches.
     """
 
     def __init__(
         self,
         base: Base,
         refuse: Callable[[Job, UllageError], None],
-        experts_s: dict[object, float] | None = None,
+        experts_s: dict[object, list[float]] | None = None,
         sizes: Sizes = (),
     ) -> None:
         self._base, self._refuse, self._sizes = base, refuse, sizes
@@ -82,7 +82,7 @@ def grids_of(space: Space, base: Base, refuse: Callable[..., None]) -> tuple[lis
     """Degrees that divide blocks, under each loss, together those that differ in expert parallelism alone; and how many strategies all of
     them have. refuse: with the number of strategies that a check refuses."""
     found: dict[object, Grids] = {}
-    experts_s: dict[object, float] = {}
+    experts_s: dict[object, list[float]] = {}
     count = 0
     for jobs in space.grids(base):
         sizes = space.sizes(base, jobs[0])

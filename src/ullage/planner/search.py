@@ -122,7 +122,7 @@ class Search:
             micro_batch = job.data.micro_batch
             try:
                 seconds = dense_s[micro_batch] = least_dense_s(first, micro_batch)
-                values.append(self._shared(job, seconds))
+                values.append(self._shared(base, job, seconds))
             except (Unsupported, Infeasible) as error:
                 for grid in grids.costs():
                     self._refuse(grid[0].job, error, len(grid) * self.space.count(base, job))
@@ -141,11 +141,12 @@ class Search:
                 if micro_batch not in dense_s:
                     continue
                 try:
-                    seconds = dense_s[micro_batch] + grid[0].experts_s(micro_batch)
+                    whole_s = dense_s[micro_batch] + grid[0].experts_s(micro_batch)
+                    shared = self._shared(base, job, whole_s, grid[0].least_layer_s(micro_batch))
                 except (Unsupported, Infeasible) as error:
                     self._refuse(job, error, len(grid) * self.space.count(base, job))
                     continue
-                shapes.append((max(value, self._shared(job, seconds)), job))
+                shapes.append((max(value, shared), job))
             if shapes:
                 shapes.sort(key=itemgetter(0), reverse=True)
                 self._push(shapes[-1][0], partial(self._next_shape, base, grid, shapes))
@@ -158,7 +159,7 @@ class Search:
         self._costed(base, grid, job, value)
 
     def _costed(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
-        """A shape by the value where all ranks share its blocks' work evenly and never wait."""
+        """A shape by the value where all ranks share its blocks' work evenly, whatever its pipeline."""
         found: list[ShapeCosts] = []
         for one in grid:
             with_loss = replace(job, loss=one.job.loss)
@@ -169,12 +170,13 @@ class Search:
                 self._refuse(with_loss, error, self.space.count(base, job))
         if found:
             costs = LeastCosts(found) if len(found) > 1 else found[0]
-            self._push(max(value, self._shared(job, costs.whole_s)), partial(self._piped, base, costs))
+            value = max(value, self._shared(base, job, costs.whole_s, costs.shortest_s))
+            self._push(value, partial(self._piped, base, costs))
 
-    def _shared(self, job: Job, whole_s: float) -> Value:
-        """Of a micro-batch's seconds where all ranks that hold different layers or sequences share them."""
+    def _shared(self, base: Base, job: Job, whole_s: float, layer_s: float = 0.0) -> Value:
+        """Of a micro-batch's seconds where all ranks share them, once they have waited for layers of ``layer_s`` at the least."""
         ranks = job.cluster.gpus // (job.layout.tp * job.layout.cp)
-        return self.goal(job, whole_s / (ranks * job.data.micro_batch))
+        return self.goal(job, (whole_s / ranks + layer_s * self.space.waits(base, job)) / job.data.micro_batch)
 
     def _piped(self, base: Base, costs: ShapeCosts, value: Value) -> None:
         """A shape's pipelines, each by the value where its ranks share the blocks' work evenly, whatever its cut."""

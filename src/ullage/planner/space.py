@@ -80,6 +80,7 @@ class Space:
         self._counted: dict[object, dict[int, int]] = {}
         self._families: dict[object, tuple[int, ...]] = {}
         self._cuts: dict[object, tuple[int, ...]] = {}
+        self._waits: dict[object, float] = {}
 
     # -- choices
 
@@ -113,6 +114,15 @@ class Space:
             data = self._data(shape.data, ranks // pp)
             if data is not None:
                 yield replace(shape, layout=replace(shape.layout, dp=ranks // pp, pp=pp), data=data)
+
+    def waits(self, base: Base, shape: Job) -> float:
+        """Of a shape's pipelines the fewest layers that a mean rank waits for before its first, for each micro-batch of the step: a rank
+        has one at least before each after it (bounds.py, evenly_bound_s)."""
+        key = id(base), shape.layout.tp * shape.layout.cp, shape.layout.cp, shape.data.micro_batch
+        if key not in self._waits:
+            pipes = ((one.layout, one.data.grad_accum) for one in self.pipelines(base, shape))
+            self._waits[key] = min([(to.pp - 1) / (2 * accum * to.dp) for to, accum in pipes], default=0.0)
+        return self._waits[key]
 
     def cuts(self, base: Base, pipeline: Job, best: Split) -> list[Job]:
         """Layers over its ranks: as the job says, or evenly where that comes out, and in the best way where it is another."""
