@@ -325,7 +325,7 @@ def test_fsdp2_shards_the_scales_of_torchao_s_weights_too() -> None:
     ("engine", "key"),
     [
         ({"name": "deepspeed", "zero_stage": 3}, "lora.base"),
-        ({"name": "fsdp1"}, "lora"),
+        ({"name": "fsdp1"}, "lora.base"),
         ({"name": "fsdp2", "options": {"quantize_moe_experts": True}}, "lora.base"),
         # accelerate shards it, and FSDP2 casts it for its gather (_fsdp_param.py, all_gather_inputs)
         ({"name": "fsdp2", "options": {"bnb_4bit_quant_storage": "fp32"}}, "engine.options.bnb_4bit_quant_storage"),

@@ -151,16 +151,15 @@ def test_only_old_releases_leave_inputs_of_4_bit_linears_behind() -> None:
 
 
 def test_fsdp1_flattens_one_type_alone() -> None:
-    """torch distributed/fsdp/_flat_param.py refuses fp32 adapters in a bf16 module, and without use_orig_params frozen ones."""
+    """torch distributed/fsdp/_flat_param.py refuses frozen parameters beside trained ones without use_orig_params."""
     unwrapped = {"use_orig_params": True, "auto_wrap_policy": "fsdp_auto_wrap_policy of PEFT"}
-    for stack, options in (("transformers", {}), ("litgpt", {"use_orig_params": False}), ("litgpt", unwrapped)):
+    for options in ({"use_orig_params": False}, unwrapped):
         with pytest.raises(Unsupported) as raised:
             _estimate(
                 model=LLAMA,
                 cluster="2xA100-SXM-40GB",
                 layout={"dp": 2},
                 engine={"name": "fsdp1", "options": options},
-                stack=stack,
                 stack_version=None,
                 data={"seq_len": 128},
                 lora={"rank": 8, "targets": QUERY_VALUE},

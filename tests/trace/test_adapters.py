@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ullage.engines.estimate import estimate
-from ullage.errors import InvalidInput
+from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import graph_of, names
 from ullage.job.read import read_job
 from ullage.memory.ledger import by_category
@@ -171,5 +171,74 @@ def test_fsdp2_shards_base_and_adapters_together(
             "recompute": recompute,
             "lora": {"rank": 16, "targets": "all-linear" if every else targets, "dtype": dtype},
         }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # as FSDP1 asks whether they changed
+@pytest.mark.parametrize(
+    ("stage", "original", "recompute", "targets", "grad_accum"),
+    [
+        (3, False, "none", ["q_proj", "v_proj"], 2),
+        (3, False, "full", "all-linear", 2),
+        (3, False, "full", ["down_proj"], 1),
+        (2, False, "full", "all-linear", 1),
+        (3, True, "none", "all-linear", 1),
+    ],
+)
+def test_fsdp1_wraps_each_adapter_by_itself(
+    stage: int, original: bool, recompute: str, targets: object, grad_accum: int
+) -> None:
+    """PEFT's policy: the next layer is gathered when the backward has come to this one's first adapter. With use_orig_params PEFT finds
+    fp32 shards, and casts its input to that."""
+    config, *_ = MODELS["llama"]
+    closed, real = _compared(
+        {
+            "model": config,
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": "fsdp1", "zero_stage": stage, "options": {"use_orig_params": original}},
+            "data": {"seq_len": 256, "micro_batch": 2, "grad_accum": grad_accum},
+            "precision": "bf16-mixed",
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": targets, "dropout": 0.1},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [
+        ({"recompute": "full"}, "engine.options.use_orig_params"),
+        ({"zero_stage": 2}, "engine.options.use_orig_params"),
+        ({"dtype": "bf16"}, "lora.dtype"),
+    ],
+)
+def test_what_fsdp1_makes_of_adapters_otherwise_is_refused(engine: dict[str, object], key: str) -> None:
+    """accelerate makes 16-bit parameters that are trained fp32 (accelerator.py, prepare_model)."""
+    config, *_ = MODELS["llama"]
+    keys = {
+        "model": config,
+        "cluster": "4xA100-SXM-80GB",
+        "engine": {
+            "name": "fsdp1",
+            "zero_stage": engine.get("zero_stage", 3),
+            "options": {"use_orig_params": True},
+        },
+        "precision": "bf16-mixed",
+        "recompute": engine.get("recompute", "none"),
+        "lora": {"rank": 16, "targets": ["q_proj"], "dtype": engine.get("dtype")},
+    }
+    with pytest.raises(Unsupported) as raised:
+        estimate(read_job({**BASE, **keys}))
+    assert raised.value.key == key
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_fsdp1_without_adapters() -> None:
+    """Flat parameters of layers that are trained as a whole."""
+    config, *_ = MODELS["llama"]
+    closed, real = _compared(
+        {"model": config, "cluster": "4xA100-SXM-80GB", "engine": {"name": "fsdp1"}, "precision": "bf16-mixed"}
     )
     assert closed == pytest.approx(real, rel=0.005)

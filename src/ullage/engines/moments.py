@@ -145,8 +145,12 @@ def _whole_at_load(one: _Rank) -> int:
         return 0
     dtype = types_of(job).original
     if job.engine.name == "fsdp1":
-        return 2 * max(dtypes.size_bytes(unit.whole_numel, dtype) for unit in one.units)
+        return 2 * max(_whole_bytes(unit, dtype) for unit in one.units)
     return _largest_parameter(one, dtype)
+
+
+def _whole_bytes(unit: Unit, dtype: str) -> int:
+    return sum(dtypes.size_bytes(shape.whole, shape.original or dtype) for shape in unit.shapes)
 
 
 def _largest_parameter(one: _Rank, dtype: str) -> int:
@@ -239,9 +243,7 @@ def _saving(ranks: list[_Rank]) -> Moment:
         dtype = types_of(job).original
         flat = job.engine.name == "fsdp1"
         extra = [
-            max(dtypes.size_bytes(unit.whole_numel, dtype) for unit in one.units)
-            if flat
-            else _largest_parameter(one, dtype)
+            max(_whole_bytes(unit, dtype) for unit in one.units) if flat else _largest_parameter(one, dtype)
             for one in ranks
         ]
         states = sum(item.bytes * count for item, count in ranks[0].account.static if item.category == "optimizer")

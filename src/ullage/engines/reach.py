@@ -111,7 +111,7 @@ def _offload(part: str) -> Callable[[Job], object]:
 ADAPTERS = {
     "single": (*OF_TRANSFORMERS, "torchtune", "litgpt"),
     "ddp": OF_TRANSFORMERS,
-    "fsdp1": (*OF_TRANSFORMERS, "litgpt"),
+    "fsdp1": ("transformers", "liger", "torchtune", "litgpt"),
     "fsdp2": (*OF_TRANSFORMERS, "torchtune"),
     "deepspeed": OF_TRANSFORMERS,
     "megatron": ("megatron",),
@@ -137,13 +137,13 @@ def _lora(job: Job) -> object:
 
 
 def _flattens(job: Job) -> bool:
-    """FSDP1 joins adapters and base in one flat parameter where both have one type and ``use_orig_params`` lets it (torch
-    distributed/fsdp/_flat_param.py, _validate_tensors_to_flatten); PEFT's own policy, which wraps adapters apart, is not modelled."""
+    """FSDP1 joins what has one type, and what is trained with what is not where ``use_orig_params`` lets it (torch
+    distributed/fsdp/_flat_param.py, _validate_tensors_to_flatten): under Fabric a whole block, elsewhere each adapter by itself."""
     options = job.engine.options
+    if job.stack != "litgpt":
+        return job.engine.zero_stage in (2, 3)
+    original = options.get("use_orig_params", True)  # Fabric's default (lightning/fabric/strategies/fsdp.py)
     one_type = adapters_type(job) == model_type(job)
-    original = options.get(
-        "use_orig_params", job.stack == "litgpt"
-    )  # Fabric's default (lightning/fabric/strategies/fsdp.py)
     return one_type and bool(original) and options.get("auto_wrap_policy") in (None, "Block")
 
 
@@ -181,6 +181,14 @@ def _packed(job: Job) -> tuple[str, ...]:
     return tuple(base for base in known if base in PACKED) if in_reach else ()
 
 
+def _original(job: Job) -> object:
+    """FSDP1's views of shards beside adapters: in a recomputed layer PEFT finds others than in its forward, and torch fails where layers
+    stay whole."""
+    flat = job.engine.name == "fsdp1" and job.lora is not None and job.stack != "litgpt"
+    known = job.recompute.kind == "none" and job.engine.zero_stage == 3
+    return True if flat and job.engine.options.get("use_orig_params") and not known else None
+
+
 def _shards_packed(job: Job, key: str) -> bool:
     """Whether FSDP2 would take the base that the job's engine does not."""
     others = ("fsdp1", "deepspeed", "zero1")
@@ -211,6 +219,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "lora": _lora,
     "lora.base": _base,
     f"engine.options.{STORAGE}": _storage,
+    "engine.options.use_orig_params": _original,
     "lora.dora": lambda job: "true" if job.lora is not None and job.lora.dora and not _knows_dora(job) else None,
     "lora.modules_to_save": lambda job: (
         ", ".join(job.lora.modules_to_save) or None if job.lora is not None and not _knows(job, ("single",)) else None

@@ -76,9 +76,12 @@ _OF_SOME_MODEL = frozenset(_LLAMA).union(*(of.values() for of in NAMES.values())
 
 def adapters_type(job: Job) -> str:
     """The element type in which a job keeps its adapters; DeepSpeed casts the whole module (runtime/engine.py), and torchtune and litgpt
-    make it in one type (modules/peft/lora.py; litgpt/lora.py), as Megatron-Bridge does (peft/utils.py: bfloat16())."""
+    make it in one type (modules/peft/lora.py; litgpt/lora.py), as Megatron-Bridge does (peft/utils.py: bfloat16()). Under FSDP1 and mixed
+    precision accelerate makes all that is trained fp32 (accelerator.py, prepare_model)."""
     assert job.lora is not None
     of_the_module = job.engine.name == "deepspeed" or job.stack in OF_ONE_TYPE
+    if job.engine.name == "fsdp1" and not of_the_module and job.precision.master is not None:
+        return job.precision.master
     return job.precision.params if of_the_module else job.lora.dtype or ADAPTERS
 
 
@@ -123,7 +126,9 @@ def trained(graph: Graph, job: Job) -> Graph:
         _refuse_base(graph, job, job.lora.base)
     if job.lora is not None:
         _refuse_together(job, job.lora)
-    types = (adapters_type(job), _seen_as(job), model_type(job)) if job.lora is not None else ("", "", "")
+    types = ("", "", "", "")
+    if job.lora is not None:
+        types = (adapters_type(job), _seen_as(job), model_type(job), _given(job))
     rest = (job.freeze, _asks_for_input_gradients(job), job.stack, adapted_experts.of(job))
     found = _trained(graph, job.lora, types, *rest)
     quantised = job.lora is not None and job.lora.base in QUANTISED
@@ -139,21 +144,29 @@ def _asks_for_input_gradients(job: Job) -> bool:
 
 
 def _seen_as(job: Job) -> str:
-    """The type in which the layer code sees the adapters: FSDP2 gathers them in the compute type (MixedPrecisionPolicy.param_dtype)."""
-    return job.precision.compute if job.engine.name == "fsdp2" else adapters_type(job)
+    """The type in which the layer code sees the adapters: FSDP gathers them in the compute type (MixedPrecisionPolicy.param_dtype)."""
+    return job.precision.compute if job.engine.name in ("fsdp1", "fsdp2") else adapters_type(job)
+
+
+def _given(job: Job) -> str:
+    """The type to which PEFT casts an adapter's input: that of the weight which it finds before the module runs. Under FSDP1 this is a view
+    of what was gathered last, but with ``use_orig_params`` the shard (torch distributed/fsdp/_flat_param.py, _use_sharded_views); autocast
+    casts again then."""
+    shards = job.engine.name == "fsdp1" and job.engine.options.get("use_orig_params")
+    return adapters_type(job) if shards else _seen_as(job)
 
 
 @lru_cache(maxsize=64)
 def _trained(
     graph: Graph,
     lora: Lora | None,
-    types: tuple[str, str, str],
+    types: tuple[str, str, str, str],
     freeze: tuple[str, ...],
     input_grads: bool,
     stack: str,
     experts: Experts,
 ) -> Graph:
-    """types: of the adapters, as they are kept and as the layer code sees them, and of the model."""
+    """types: of the adapters, as they are kept and as the layer code sees them, of the model, and of what adapters are given."""
     found = graph if lora is None else _with_adapters(graph, lora, types, stack, experts)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)
@@ -170,7 +183,7 @@ def _refuse_together(job: Job, lora: Lora) -> None:
         raise Unsupported("as a target is not modelled with a loss that has no logits", key="lora.targets", value=HEAD)
 
 
-def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str], stack: str, experts: Experts) -> Graph:
+def _with_adapters(graph: Graph, lora: Lora, types: tuple[str, str, str, str], stack: str, experts: Experts) -> Graph:
     for key, value in unmodelled(lora).items():
         raise Unsupported("is not modelled yet", key=key, value=value)
     if stack == "megatron":
@@ -261,7 +274,7 @@ def _adapted(
     graph: Graph,
     block: Block,
     lora: Lora,
-    types: tuple[str, str, str],
+    types: tuple[str, str, str, str],
     found: set[str],
     experts: Experts,
 ) -> Block:
@@ -292,7 +305,7 @@ def _frozen(op: Op, base: str) -> Op:
     )
 
 
-def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str, str]) -> Op:
+def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: tuple[str, str, str, str]) -> Op:
     """An op with A, [rank, in], and B, [out, rank], before them DoRA's magnitude, [out]; of projections that are one linear the first
     has them for all."""
     inner, outer = op.attrs["in"], op.attrs["out"]
@@ -301,10 +314,12 @@ def _with_adapter(graph: Graph, op: Op, ops: tuple[Op, ...], lora: Lora, types: 
     if len(ops) > 1:
         outer = (sum(prod(graph.size(dim) for dim in one.outputs[0].dims[2:]) for one in ops),)
     name = op.name if len(ops) == 1 else str(op.attrs["group"])
-    kept_as, seen_as, _ = types
+    kept_as, seen_as, _, given = types
     low = Param(name=f"{name}.lora_A", dims=(lora.rank, *inner), elements=kept_as)
     high = Param(name=f"{name}.lora_B", dims=(*outer, lora.rank), elements=kept_as)
     adapter = {"rank": lora.rank, "dropout": lora.dropout, "dtype": seen_as, "dora": lora.dora}
+    if given != seen_as:
+        adapter["given"] = given
     magnitude = Param(name=f"{name}.lora_magnitude_vector", dims=outer, elements=kept_as)
     return replace(
         op,

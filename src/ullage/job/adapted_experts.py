@@ -117,7 +117,7 @@ def refuse_unmet(graph: Graph, experts: Experts) -> None:
         )
 
 
-def adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str, str], experts: Experts) -> Block:
+def adapted(graph: Graph, block: Block, lora: Lora, types: tuple[str, str, str, str], experts: Experts) -> Block:
     """A block with A, [experts, rank, in], and B, [out, experts, rank], beside each parameter of experts that is a target.
 
     Of packed ones the last target alone is trained: PEFT 0.19 and 0.20 look at a parameter before they add its update, where an adapter
@@ -160,12 +160,12 @@ def untrained(graph: Graph) -> tuple[str, ...]:
 
 
 def _with_adapter(
-    graph: Graph, ops: tuple[Op, ...], name: str, lora: Lora, types: tuple[str, str, str], *, trained: bool
+    graph: Graph, ops: tuple[Op, ...], name: str, lora: Lora, types: tuple[str, str, str, str], *, trained: bool
 ) -> Op:
     first = ops[0]
     _, out, inner = first.params[0].dims
     outer = out if len(ops) == 1 else sum(graph.size(op.params[0].dims[1]) for op in ops)
-    kept_as, seen_as, _ = types
+    kept_as, seen_as, *_ = types
     low = Param(name=f"experts.{name}.lora_A", dims=("experts", lora.rank, inner), elements=kept_as, trainable=trained)
     high = Param(name=f"experts.{name}.lora_B", dims=(outer, "experts", lora.rank), elements=kept_as, trainable=trained)
     attrs = FrozenMap({**first.attrs.as_dict(), ATTR: {"rank": lora.rank, "dtype": seen_as}})

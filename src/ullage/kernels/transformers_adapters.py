@@ -19,7 +19,9 @@ def base(op: Op) -> tuple[Param, ...]:
 def added(tape: Tape, op: Op, source: Value, result: Value, output: Value, prefix: str = "") -> Value:
     """result + B(A(dropout(input))) x scaling, in the type of ``result``. The input is cast to the adapters' type, for each linear anew;
     both are named to the end. prefix: of names, where one linear runs several times."""
-    wide = tape.cast(source, _dtype(op), f"{prefix}{op.params[-2].name}.cast")
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    wide = tape.cast(source, str(adapter.get("given", _dtype(op))), f"{prefix}{op.params[-2].name}.cast")
     total = _with_dora(tape, op, wide, result, output, prefix)
     if total is None:
         scaled = _scaled(tape, op, wide, output, prefix)
@@ -80,6 +82,10 @@ def _scaled(tape: Tape, op: Op, wide: Value, output: Value, prefix: str) -> Valu
 def _update(tape: Tape, op: Op, dropped: Value, output: Value, prefix: str) -> Value:
     """B(A(dropped))."""
     low, high = op.params[-2:]
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    if adapter.get("given"):
+        dropped = tape.cast(dropped, _dtype(op), f"{prefix}{low.name}.narrow")
     rows = dropped.dims[: len(dropped.dims) - len(low.dims) + 1]
     inner = _multiplied(tape, low, _dtype(op), dropped, (*rows, low.dims[0]), prefix)
     return _multiplied(tape, high, _dtype(op), inner, output.dims, prefix)

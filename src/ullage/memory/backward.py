@@ -34,7 +34,7 @@ class Backward:
     """Undoes the forward of one block."""
 
     __slots__ = (
-        "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments",
+        "_begun", "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments",
         "_to_the_end", "_weights", "_wrapped",
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ class Backward:
         self._items = items
         self._forward = forward
         self._weights = weights
+        self._begun: dict[str, int] = {}
         self._grads: dict[str, Storage] = {}
         self._rerun: set[int] = set()
         self._framed: dict[int, list[Storage]] = {}  # gradients that the frame of a reentrant segment names
@@ -77,6 +78,11 @@ class Backward:
             if (left := self._segments.starting_at(index)) is not None:
                 self._leave(left)
         self._hand_over()
+
+    @property
+    def begun(self) -> tuple[tuple[str, int], ...]:
+        """Weights, with how many changes there were before the last node began that makes their gradients."""
+        return tuple(self._begun.items())
 
     # -- halves
 
@@ -154,6 +160,8 @@ class Backward:
     def _step(self, index: int) -> None:
         step = self._block.steps[index]
         arriving = [name for name in step.made if name in self._grads]
+        for weight in step.weights if arriving else ():
+            self._begun[weight.param] = self._live.changes
         self._leave_for_later(index, arriving)
         for name in step.offloads:
             if not self._live[name].holders:

@@ -68,7 +68,7 @@ class BlockProgram:
     cached: left by forward beyond its output and what it saved, until the forward's context exits.
     views: of grads, those that are views of a matmul's result.
     weights: under GradRule.halves what the backward leaves for later; ``grads`` are there when it is through. left: what goes once the
-    whole chunk's first half is through.
+    whole chunk's first half is through. begun: of each weight the child of ``backward`` at which the node that makes its gradient begins.
     """
 
     forward: Node
@@ -78,6 +78,7 @@ class BlockProgram:
     views: frozenset[str] = frozenset()
     weights: Sequence = EMPTY
     left: tuple[Item, ...] = ()
+    begun: tuple[tuple[str, int], ...] = ()
 
 
 @cache

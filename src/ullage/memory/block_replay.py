@@ -50,6 +50,7 @@ class BlockReplay:
             views=frozenset(self._weights.views),
             weights=live.program(),
             left=left,
+            begun=self._backward.begun,
         )
 
     def left(self) -> frozenset[str]:

@@ -131,6 +131,11 @@ class Storages:
             if item.bytes:
                 self._nodes.append(free(item))
 
+    @property
+    def changes(self) -> int:
+        """How many there are since the last program."""
+        return len(self._nodes)
+
     def program(self) -> Sequence:
         """What has been written since the last call."""
         program = Sequence(self._nodes)

@@ -29,7 +29,7 @@ from ullage.trace.wrapped import DTYPES, OPTIMIZERS, clip, cut, mesh_of, optimiz
 
 ATTENTION = {"flash": "sdpa", "mem-efficient": "sdpa", "math": "sdpa", "eager": "eager"}
 """The implementation's name in transformers; which of sdpa's kernels runs is torch's choice."""
-_ENGINES = ("single", "ddp", "zero1", "fsdp2")
+_ENGINES = ("single", "ddp", "zero1", "fsdp1", "fsdp2")
 _REMEDY = "write a factory (ullage trace module:function), which may do anything that torch can"
 
 
@@ -236,6 +236,8 @@ def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
 
 
 def autocast(job: Job, device: str = "cpu") -> AbstractContextManager[Any]:
-    if not job.precision.autocast:
+    """accelerate's, which under FSDP1 tells beside adapters: PEFT may cast their inputs to another type than they are gathered in."""
+    flat = job.engine.name == "fsdp1" and job.lora is not None and job.precision.compute != "fp32"
+    if not (job.precision.autocast or flat):
         return nullcontext()
     return torch.autocast(device, dtype=DTYPES[job.precision.compute])

@@ -46,7 +46,7 @@ def unseen_looks(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def as_in_a_run(recorder: Recorder) -> Iterator[None]:
-    """DDP without its peers."""
+    """DDP and FSDP1 without their peers."""
     if not torch.distributed.is_available():
         yield
         return
@@ -63,8 +63,23 @@ def as_in_a_run(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True))
         if torch.distributed.is_initialized():
+            from torch.distributed.fsdp import _runtime_utils
+
             stack.enter_context(replaced(distributed.DistributedDataParallel, "_pre_forward", with_hook))
+            stack.enter_context(replaced(_runtime_utils, "_catch_all_reshard", _reshard_what_is_whole))
         yield
+
+
+def _reshard_what_is_whole(state: Any) -> None:
+    """What FSDP1 does at a backward's end; it tells the whole from the shard by their addresses, which fake tensors have not."""
+    from torch.distributed.fsdp import _runtime_utils as runtime
+
+    handle = state._handle
+    if handle is None:
+        return
+    whole, shard = (one.untyped_storage()._cdata for one in (handle.flat_param.data, handle.flat_param._local_shard))
+    if whole != shard or handle._skipped_use_sharded_views:
+        runtime._reshard(state, handle, runtime._should_free_in_backward(state, handle))
 
 
 class _RealIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """A job's engine around its model, as the libraries' own code builds it: tensor parallelism, DDP, FSDP2, the optimizer, clipping.
 
 Tensor parallelism is transformers' (distributed/tensor_parallel.py): DTensor parameters by the model's own plan, made on the meta
-device and given memory once they are cut, as from_pretrained does. FSDP2 wraps what accelerate wraps: each layer, then the rest.
+device and given memory once they are cut, as from_pretrained does. FSDP wraps what accelerate wraps: each layer, then the rest.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
         return model
     if job.engine.name == "fsdp2":
         return _sharded(job, model, mesh)
+    if job.engine.name == "fsdp1":
+        return _flattened(job, model)
     if job.engine.options.get("reduce_in_place"):
         from ullage.trace.replicas import Replica
 
@@ -135,6 +137,33 @@ def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
             again = None  # torch's own choice for a root: kept, since its backward is what comes next
         fully_shard(module, mesh=mesh[groups], mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
     return model
+
+
+def _flattened(job: Job, model: nn.Module) -> nn.Module:
+    """FSDP1, with PEFT's policy beside adapters (transformers distributed/fsdp.py, update_fsdp_plugin_peft)."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    compute, reduce = DTYPES[job.precision.compute], DTYPES[job.precision.reduce]
+    policy: Any = ModuleWrapPolicy({type(layer) for layer in layers_of(model)})
+    if job.lora is not None:
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        policy = fsdp_auto_wrap_policy(model)  # type: ignore[no-untyped-call]
+    made = FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy.FULL_SHARD if reshards(job) else ShardingStrategy.SHARD_GRAD_OP,
+        auto_wrap_policy=policy,
+        mixed_precision=MixedPrecision(param_dtype=compute, reduce_dtype=reduce, buffer_dtype=compute),
+        use_orig_params=bool(job.engine.options.get("use_orig_params")),
+        device_id=torch.device("cpu"),
+    )
+    for module in FullyShardedDataParallel.fsdp_modules(made) if job.precision.master == "fp32" else ():
+        flat = module._flat_param
+        if flat is not None and flat.requires_grad and module._handle is not None:
+            flat.data = flat.data.float()  # as accelerate's prepare_model does
+            module._handle._orig_param_dtype = torch.float32
+    return made
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -6,8 +6,10 @@ own with pytorch/torchtitan commit of 2025-07-28; before, they were what was lef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
@@ -54,6 +56,11 @@ def unwrapped(job: Job) -> Job | None:
     if job.stack != "transformers" or layout.tp == 1 or not layout.dp == layout.cp == layout.pp == 1:
         return None
     return replace(job, precision=replace(precision, autocast=precision.params != precision.compute))
+
+
+def wraps_adapters(job: Job) -> bool:
+    """Whether FSDP1 wraps each adapter by itself; Fabric, litgpt's, wraps blocks alone."""
+    return job.engine.name == "fsdp1" and job.lora is not None and job.stack != "litgpt"
 
 
 def types_of(job: Job) -> Types:
@@ -123,7 +130,9 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     again = reshards(job)
     types = types_of(job)
     separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
-    build = _flat_unit if job.engine.name == "fsdp1" else partial(Unit, on_host=job.offload.params != "none")
+    build: Callable[..., Unit] = partial(Unit, on_host=job.offload.params != "none")
+    if job.engine.name == "fsdp1":
+        build = _with_adapters_apart if wraps_adapters(job) else _flat_unit
     of: dict[str, Unit] = {}
     rest: list[Shape] = []
     for run in chunk.runs:
@@ -151,6 +160,16 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     )
 
 
+def _with_adapters_apart(*, name: str, shapes: tuple[Shape, ...], reshards: bool, **given: Any) -> Unit:
+    """FSDP1 with each linear that is trained a unit by itself, so that all else in a flat parameter is frozen: A and B each (peft
+    utils/other.py, fsdp_auto_wrap_policy, which transformers' Trainer sets; torchtune's lora_fsdp_wrap_policy)."""
+    frozen = tuple(shape for shape in shapes if not shape.trainable)
+    apart = tuple(
+        _flat_unit(name=shape.name, shapes=(shape,), reshards=reshards, **given) for shape in shapes if shape.trainable
+    )
+    return replace(_flat_unit(name=name, shapes=frozen, reshards=reshards, **given), apart=apart)
+
+
 def _flat_unit(
     *, name: str, shapes: tuple[Shape, ...], types: Types, reshards: bool = True, kept_shards: int = 0
 ) -> Unit:
@@ -158,12 +177,14 @@ def _flat_unit(
     total = sum(shape.rows * shape.columns for shape in shapes)
     adapters = sum(shape.rows * shape.columns for shape in shapes if is_adapter(shape.name))
     shards = max(shape.shards for shape in shapes)
+    trains = any(shape.trainable for shape in shapes)
     flat = Shape(
-        name=f"{name}.flat_parameter",
+        name=name if trains and len(shapes) == 1 else f"{name}.flat_parameter",
         rows=total,
         columns=1,
         shards=shards,
-        trainable=any(shape.trainable for shape in shapes),
+        trainable=trains,
+        original=None if trains else shapes[0].original,
         stepped=-(-adapters // shards) if adapters else None,
     )
     return Unit(name=name, shapes=(flat,), types=types, reshards=reshards, flat=True)

@@ -26,7 +26,7 @@ def shapes_on(rank: Rank, units: list[Units]) -> list[tuple[Shape, int]]:
     seen: dict[str, Shape] = {}
     for one in units:
         for unit in ([one.root] if one.root is not None else []) + list(one.of.values()):
-            for shape in unit.shapes:
+            for shape in (*unit.shapes, *(shape for one in unit.apart for shape in one.shapes)):
                 seen.setdefault(shape.name, shape)
     return [(shape, counts.get(name) or blocks.get(name.split(".")[0], 1)) for name, shape in seen.items()]
 
@@ -127,6 +127,8 @@ def optimizer_step(job: Job, rank: Rank, units: list[Units]) -> Node:
 
 
 def gradients(units: Units, counts: dict[str, int]) -> list[tuple[Unit, int]]:
-    """Units with how often each stands in the chunk."""
+    """Units that have gradients, with how often each stands in the chunk."""
     found = [(unit, counts.get(name, 1)) for name, unit in units.of.items()]
-    return found if units.root is None else [*found, (units.root, 1)]
+    found += [] if units.root is None else [(units.root, 1)]
+    inside = [(one, count) for unit, count in found for one in unit.apart]
+    return [(unit, count) for unit, count in (*found, *inside) if unit.reduced]

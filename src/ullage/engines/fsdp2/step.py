@@ -6,7 +6,8 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 from ullage.engines import offloaded
-from ullage.engines.fsdp2.policy import Units, reduces_each, types_of
+from ullage.engines.fsdp2.apart import ApartWrap
+from ullage.engines.fsdp2.policy import Units, reduces_each, types_of, wraps_adapters
 from ullage.engines.fsdp2.states import gradients, optimizer_step
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, Sync
@@ -37,7 +38,8 @@ class Step:
     def passes(self) -> Node:
         """Every micro-batch's forward and backward."""
         count = self.job.data.grad_accum
-        forward = self.forward(0, ShardedWrap(self.units[0]))
+        wrap = ApartWrap if wraps_adapters(self.job) else ShardedWrap
+        forward = self.forward(0, wrap(self.units[0]))
         nodes: list[Node] = []
         each = reduces_each(self.job)
         for number, times in _spans(count):
@@ -47,7 +49,7 @@ class Step:
                 first=number == 0 or not each,
                 unsynced_before=number > 0 and not each,
             )
-            backward = self.backward(0, ShardedWrap(self.units[0], sync, views=self.views(0)))
+            backward = self.backward(0, wrap(self.units[0], sync, views=self.views(0)))
             one = Sequence([Sequence([forward], "forward", ("F", 0)), Sequence([backward], "backward", ("B", 0))])
             nodes.append(repeated(times, one))
         return Sequence(nodes)
@@ -102,6 +104,8 @@ class Step:
         the whole graph for its second half (pipelining/_backward.py, retain_graph)."""
         halves = "all" if wrap.halved else None
         types = types_of(self.job)
+        if isinstance(wrap, ApartWrap):
+            return wrap.rule(types)
         if not wrap.sync.unsynced_before or types.compute != types.reduce or self.job.engine.name == "fsdp1":
             return GradRule(halves=halves)
         pending = frozenset(name.partition(".")[2] for pair in self.graph.tied for name in pair)

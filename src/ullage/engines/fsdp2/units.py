@@ -64,6 +64,7 @@ class Unit:
     """Parameters that are gathered and reduced together. ``reshards``: dropped after the forward and gathered again.
 
     flat: one flat parameter stands for all (FSDP1): the all-gather writes it in place, and autograd joins the parts' gradients.
+    apart: units of modules inside this one, in the order of the forward (adapters, where FSDP1 wraps each by itself).
     on_host: shards and their gradients are there (CPUOffloadPolicy); the device has copies, for one all-gather and one reduction.
     """
 
@@ -72,6 +73,7 @@ class Unit:
     types: Types
     reshards: bool = True
     flat: bool = False
+    apart: tuple[Unit, ...] = ()
     kept_shards: int = 0  # reshard_after_forward: n keeps a shard over n ranks, in the compute type
     on_host: bool = False
 
