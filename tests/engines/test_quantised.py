@@ -292,6 +292,31 @@ def test_fsdp2_shards_what_has_a_floating_type(
     assert account == pytest.approx(traced_bytes, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "targets", "traced_bytes"),
+    [("none", ["q_proj", "v_proj"], 25_809_920), ("full", "all-linear", 11_262_464)],
+)
+def test_fsdp1_flattens_packed_weights_with_norms_of_their_type(
+    recompute: str, targets: object, traced_bytes: int
+) -> None:
+    """Traced of torch's FSDP1 with PEFT's policy, on one of four ranks, around linears that allocate what bitsandbytes' do."""
+    width = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4}
+    keys: dict[str, Any] = {
+        "model": {"model_type": "llama", **width, "num_hidden_layers": 4, "vocab_size": 1024},
+        "cluster": "4xA100-SXM-80GB",
+        "engine": {"name": "fsdp1", "options": {"bnb_4bit_quant_storage": "bf16"}},
+        "data": {"seq_len": 256, "micro_batch": 2},
+        "optimizer": {"name": "adamw", "impl": "foreach"},
+        "recompute": recompute,
+        "lora": {"rank": 16, "targets": targets, "base": "nf4"},
+    }
+    found = _estimate(**keys, precision="bf16")
+    account = found.peak.allocated_bytes - by_category(found.ledger)["workspace"]
+    assert account == pytest.approx(traced_bytes, rel=0.005)
+    with pytest.raises(Unsupported, match=r"precision\.params"):
+        _estimate(**keys, precision="bf16-mixed")
+
+
 @pytest.mark.parametrize(("recompute", "traced_bytes"), [("none", 167_086_080), ("full", 76_154_880)])
 def test_dora_unpacks_what_it_takes_norms_of(recompute: str, traced_bytes: int) -> None:
     """Traced as above: each forward makes the whole weight once more (PEFT tuners/lora/dora.py, dequantize_module_weight)."""
@@ -325,7 +350,11 @@ def test_fsdp2_shards_the_scales_of_torchao_s_weights_too() -> None:
     ("engine", "key"),
     [
         ({"name": "deepspeed", "zero_stage": 3}, "lora.base"),
-        ({"name": "fsdp1"}, "lora.base"),
+        # FSDP1 flattens floating numbers of one type alone (_flat_param.py, _validate_tensors_to_flatten)
+        (
+            {"name": "fsdp1", "options": {"bnb_4bit_quant_storage": "uint8"}},
+            "engine.options.bnb_4bit_quant_storage",
+        ),
         ({"name": "fsdp2", "options": {"quantize_moe_experts": True}}, "lora.base"),
         # accelerate shards it, and FSDP2 casts it for its gather (_fsdp_param.py, all_gather_inputs)
         ({"name": "fsdp2", "options": {"bnb_4bit_quant_storage": "fp32"}}, "engine.options.bnb_4bit_quant_storage"),

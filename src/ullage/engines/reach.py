@@ -172,13 +172,25 @@ _SHARDS_PACKED = ("transformers", "liger", "torchtune")
 
 
 def _packed(job: Job) -> tuple[str, ...]:
-    """Bases that the job's engine knows: FSDP2 shards four bits, but for experts, which axolotl packs as bytes."""
+    """Bases that the job's engine knows: FSDP shards four bits, but for experts, which axolotl packs as bytes; torchao's have no FSDP1."""
     known = _PACKED.get(job.stack, ())
     if job.engine.name in ("single", "ddp"):
         return known
-    sharded = job.engine.name == "fsdp2" and job.stack in _SHARDS_PACKED and dtypes.bits(job.precision.compute) == 16
+    sharded = _has_shards_of(job) and dtypes.bits(job.precision.compute) == 16
     in_reach = sharded and not packs_experts(job) and job.offload.params == "none"
     return tuple(base for base in known if base in PACKED) if in_reach else ()
+
+
+def _has_shards_of(job: Job) -> bool:
+    """Whether the job's engine shards packed weights of its stack."""
+    knows = _SHARDS_PACKED if job.engine.name == "fsdp2" else _SHARDS_PACKED[:2]
+    return job.engine.name in ("fsdp1", "fsdp2") and job.stack in knows
+
+
+def _flattened_with(job: Job) -> object:
+    """Beside a packed base FSDP1 flattens norms, embedding and head with bytes that are seen as the compute type, if they have that."""
+    packed = job.engine.name == "fsdp1" and job.lora is not None and job.lora.base in PACKED
+    return job.precision.params if packed and model_type(job) != job.precision.compute else None
 
 
 def _original(job: Job) -> object:
@@ -198,10 +210,14 @@ def _shards_packed(job: Job, key: str) -> bool:
 
 
 def _storage(job: Job) -> object:
-    """FSDP2 gathers in the compute type: bytes that are seen as another would be cast, and are no packed weight any more."""
+    """FSDP gathers in the compute type: bytes that are seen as another would be cast, and are no packed weight any more. FSDP1 flattens
+    floating numbers alone (_flat_param.py, _validate_tensors_to_flatten)."""
     said = job.engine.options.get(STORAGE)
-    sharded = job.engine.name == "fsdp2" and job.lora is not None and job.lora.base in PACKED
-    known = (AS_BYTES, job.precision.compute) if job.stack != "torchtune" else ()  # torchao's is a type of its own
+    sharded = job.engine.name in ("fsdp1", "fsdp2") and job.lora is not None and job.lora.base in PACKED
+    known: tuple[str, ...] = (
+        (job.precision.compute,) if job.stack != "torchtune" else ()
+    )  # torchao's is a type of its own
+    known += (AS_BYTES,) if known and job.engine.name == "fsdp2" else ()
     return said if sharded and said not in (None, *known) else None
 
 
@@ -220,6 +236,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "lora.base": _base,
     f"engine.options.{STORAGE}": _storage,
     "engine.options.use_orig_params": _original,
+    "precision.params": _flattened_with,
     "lora.dora": lambda job: "true" if job.lora is not None and job.lora.dora and not _knows_dora(job) else None,
     "lora.modules_to_save": lambda job: (
         ", ".join(job.lora.modules_to_save) or None if job.lora is not None and not _knows(job, ("single",)) else None
