@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ullage import dtypes
 from ullage.engines.base import optimizer_of
 from ullage.engines.fsdp2.flat import asking_as_wholes
+from ullage.engines.fsdp2.policy import wraps_adapters
 from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.job import Job
@@ -33,8 +34,10 @@ class Trained:
 
 
 def as_autograd_sees(job: Job, rank: Rank) -> Rank:
-    """FSDP1's flat parameters have gradients as wholes, frozen parts too, though the optimizer is given adapters alone."""
-    return asking_as_wholes(rank) if job.lora is not None and job.engine.name == "fsdp1" else rank
+    """FSDP1's flat parameters have gradients as wholes, frozen parts too, though the optimizer is given adapters alone: where these are no
+    units of their own."""
+    together = job.lora is not None and job.engine.name == "fsdp1" and not wraps_adapters(job)
+    return asking_as_wholes(rank) if together else rank
 
 
 def of_adapters(job: Job) -> Job:
