@@ -369,6 +369,17 @@ def test_packed_weights_are_not_sharded_elsewhere(engine: dict[str, object], key
     assert raised.value.key == key
 
 
+def test_norms_in_fp32_do_not_go_into_a_flat_parameter_of_packed_weights() -> None:
+    with pytest.raises(Unsupported, match=r"precision\.params = fp32: .*; use precision bf16, .* or engine fsdp2"):
+        _estimate(
+            model=LLAMA,
+            engine={"name": "fsdp1"},
+            precision="bf16-mixed",
+            cluster="2xA100-SXM-80GB",
+            lora={"base": "nf4", "targets": ["q_proj", "v_proj"]},
+        )
+
+
 @pytest.mark.parametrize(("precision", "has_room"), [("bf16", True), ("fp32", False)])
 def test_the_high_end_has_room_for_weights_that_a_recipe_upcasts(precision: str, has_room: bool) -> None:
     """transformers' embedding and norms stay in 16 bits, or PEFT's prepare_model_for_kbit_training has made them fp32."""

@@ -76,6 +76,8 @@ def refuse_what_is_not_read(job: Job) -> None:
         if value is not None:
             allowed = ", ".join(("bf16", *_packed(job))) if key == "lora.base" else None
             remedy = "use engine fsdp2, which shards four bits" if _shards_packed(job, key) else None
+            if key == "precision.params":
+                remedy = f"use precision {job.precision.compute}, so that all of a layer is one type, or engine fsdp2"
             raise Unsupported(
                 f"is not modelled {_where(job, key)} yet", key=key, value=value, allowed=allowed, remedy=remedy
             )
