@@ -141,7 +141,14 @@ def test_quantised_weights_under_zero_3() -> None:
 
 def test_a_frozen_base_that_is_loaded_whole() -> None:
     """Llama-3-70B in 4 bits: 9 GiB a card once FSDP shares it among four, 37 GiB before that."""
-    job = {**ON_NODE, "model": "llama-3-70b", "cluster": "4xRTX-3090-24GB", "lora": {"rank": 8, "base": "nf4"}}
+    small = {"data": {"seq_len": 512}, "recompute": "full", "precision": "bf16"}
+    job = {
+        **ON_NODE,
+        **small,
+        "model": "llama-3-70b",
+        "cluster": "4xRTX-3090-24GB",
+        "lora": {"rank": 8, "base": "nf4-double"},
+    }
     assert first(OOM, job) == "load"
     assert "load" not in kinds(OOM, {**job, "cluster": "4xA100-SXM-80GB"})
     on_host = {**job, "engine": {"name": "fsdp2", "options": {"cpu_ram_efficient_loading": True}}}

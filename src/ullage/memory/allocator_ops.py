@@ -123,6 +123,8 @@ class Compiler:
         slots = 0
         for item, alive in changes:
             kinds = self._kinds.get(item) or self._kinds_of(item)
+            if not kinds:
+                continue
             if not alive and begun[item]:
                 first = begun[item].pop()
                 if len(kinds) == 1 and ops[-1][0] == first:  # allocated a moment ago

@@ -46,7 +46,7 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
     if peak_bytes > ROOMY * capacity or job.layout.dp == 1:
         return
     fits = f"the step is predicted to take {format_bytes(peak_bytes)} of {format_bytes(capacity)}, so it was before or after it"
-    if job.engine.name in ("fsdp1", "fsdp2"):
+    if job.engine.name in ("fsdp1", "fsdp2") and job.lora is None:  # PEFT saves adapters alone
         whole = size_bytes(rank.numel(), job.precision.params)
         if static_bytes + whole > ROOMY * capacity:
             yield Reason(
@@ -56,6 +56,8 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
             )
     if job.engine.name in ("fsdp1", "fsdp2") or (job.engine.name == "deepspeed" and job.engine.zero_stage == 3):
         whole = size_bytes(rank.numel(), "fp32" if job.precision.params == "fp32" else "bf16")
+        if job.lora is not None:
+            whole = whole_base_bytes(job, rank)
         if whole > ROOMY * capacity:
             yield Reason(
                 kind="load",
