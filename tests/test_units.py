@@ -109,7 +109,9 @@ def test_a_unit_multiplies_exactly(number: int, unit: tuple[str, int]) -> None:
 
 @given(sizes)
 def test_what_is_written_can_be_read(n_bytes: int) -> None:
-    assert abs(parse_bytes(format_bytes(n_bytes)) - n_bytes) <= 0.005 * n_bytes + 1  # two decimals, and a part of a byte cut off
+    assert (
+        abs(parse_bytes(format_bytes(n_bytes)) - n_bytes) <= 0.005 * n_bytes + 1
+    )  # two decimals, and a part of a byte cut off
     assert parse_count(format_count(n_bytes)) == pytest.approx(n_bytes, rel=0.005)
 
 
