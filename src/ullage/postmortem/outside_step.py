@@ -42,11 +42,15 @@ def loaded_whole(job: Job) -> float:
 
 
 def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capacity: int) -> Iterator[Reason]:
-    """Where the step fits: the whole model that loading or saving puts on one card."""
-    if peak_bytes > ROOMY * capacity or job.layout.dp == 1:
+    """The whole model that loading or saving puts on one card: where the step fits with room, and of a frozen base that no card holds also
+    where it just fits."""
+    sharded = job.engine.name in ("fsdp1", "fsdp2")
+    if job.layout.dp == 1 or peak_bytes > capacity:
         return
-    fits = f"the step is predicted to take {format_bytes(peak_bytes)} of {format_bytes(capacity)}, so it was before or after it"
-    if job.engine.name in ("fsdp1", "fsdp2") and job.lora is None:  # PEFT saves adapters alone
+    roomy = peak_bytes <= ROOMY * capacity
+    step = f"the step is predicted to take {format_bytes(peak_bytes)} of {format_bytes(capacity)}"
+    fits = f"{step}, so it was before or after it" if roomy else step
+    if sharded and roomy and job.lora is None:  # PEFT saves adapters alone
         whole = size_bytes(rank.numel(), job.precision.params)
         if static_bytes + whole > ROOMY * capacity:
             yield Reason(
@@ -54,11 +58,11 @@ def around_steps(job: Job, rank: Rank, static_bytes: int, peak_bytes: int, capac
                 weight=2.2,
                 why=f"{fits}: a full state dict gathered on the card adds {format_bytes(whole)} to {format_bytes(static_bytes)} of states",
             )
-    if job.engine.name in ("fsdp1", "fsdp2") or (job.engine.name == "deepspeed" and job.engine.zero_stage == 3):
+    if sharded or (job.engine.name == "deepspeed" and job.engine.zero_stage == 3):
         whole = size_bytes(rank.numel(), "fp32" if job.precision.params == "fp32" else "bf16")
         if job.lora is not None:
             whole = whole_base_bytes(job, rank)
-        if whole > ROOMY * capacity:
+        if whole > ROOMY * capacity and (roomy or job.lora is not None):
             yield Reason(
                 kind="load",
                 weight=loaded_whole(job),
