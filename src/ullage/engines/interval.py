@@ -64,6 +64,11 @@ BALANCED = ("moe_pad_expert_input_to_capacity", "moe_router_force_load_balancing
 
 def kind(job: Job, account: Account) -> str:
     """The largest uncertainty of a job: a key of KINDS."""
+    return _kind(job, account.warnings)
+
+
+def _kind(job: Job, warnings: tuple[str, ...]) -> str:
+    """warnings: of the job's account."""
     if job.engine.name == "deepspeed" and job.stack == "megatron":
         return "fork"
     of_a_trainer = job.stack in _OF_TRAINERS and job.engine.name in ("single", "ddp")
@@ -74,7 +79,7 @@ def kind(job: Job, account: Account) -> str:
         return "routing" if job.stack == "megatron" else "experts"
     if job.compile:
         return "compile"
-    if any("not modelled" in warning for warning in (*job.warnings, *account.warnings)):
+    if any("not modelled" in warning for warning in (*job.warnings, *warnings)):
         return "option"
     return "megatron" if job.stack == "megatron" else "model"
 
@@ -132,11 +137,23 @@ def is_filled(high_bytes: int, capacity_bytes: int) -> bool:
     return high_bytes == _filled(capacity_bytes)
 
 
+def _needed(name: str) -> float:
+    """How many times what is reserved a run needs, whatever its cache takes beside: beyond what is uncertain of any job, texts of varying
+    lengths fill that."""
+    high = spread(name).high
+    return min(high, spread("model").high) if name == "texts" else high
+
+
+def least_needed(job: Job) -> float:
+    """The same of any account of a job: whether that warns of something is all that a kind reads of it."""
+    return min(_needed(_kind(job, warnings)) for warnings in ((), ("not modelled",)))
+
+
 def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
     """low..high of the device's bytes: the spread inside the allocator, and overheads outside of it in full.
 
     Texts of varying lengths fill the allocator's cache, which it gives back before it fails (CUDACachingAllocator.cpp,
-    release_cached_blocks): beyond what is uncertain of any job, they take a card to its capacity and not above it.
+    release_cached_blocks): they take a card to its capacity and not above it.
     """
     name = kind(job, account)
     found = spread(name)
@@ -144,6 +161,5 @@ def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Ove
     low = (reserved_bytes - checkpoint_bytes(job, account)) * found.low + sum(one.low_bytes for one in outside)
     high = reserved_bytes * found.high + beside
     if name == "texts":
-        needed = reserved_bytes * min(found.high, spread("model").high) + beside
-        high = min(high, max(needed, _filled(job.cluster.device.capacity_bytes)))
+        high = min(high, max(reserved_bytes * _needed(name) + beside, _filled(job.cluster.device.capacity_bytes)))
     return Interval(low_bytes=int(low), high_bytes=int(high))

@@ -14,10 +14,11 @@ from itertools import accumulate
 from math import ceil
 
 from ullage.engines.fsdp2.policy import reshards
+from ullage.engines.interval import least_needed
 from ullage.frozen import frozen, replace
+from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
 from ullage.planner.costs import GridCosts
-from ullage.planner.room import room_bytes
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
 from ullage.planner.stages import Counts, Stage, flights
@@ -298,7 +299,9 @@ class MemoryBound:
     """What a device has room for, and the least that a stage of a strategy holds of it."""
 
     def __init__(self, job: Job) -> None:
-        self.room_bytes = room_bytes(job)
+        device = job.cluster.device
+        outside = overheads.context(device, lazy=True)
+        self.room_bytes = int((device.capacity_bytes - outside.high_bytes) / least_needed(job))
 
     def states_bytes(self, held: Held, each: EachElement) -> tuple[float, float]:
         """Between two steps, and at the end of the last backward."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ullage.engines.estimate import rank_peak
+from ullage.engines.interval import least_needed
 from ullage.engines.reach import refuse_what_is_not_read
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
@@ -13,7 +14,6 @@ from ullage.job.job import Job, Layout
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
-from ullage.planner.room import least_high
 
 
 def first_violation(job: Job) -> Violation | None:
@@ -52,7 +52,7 @@ def leaves_experts_over(layout: Layout) -> bool:
 
 def first_too_large(job: Job, graph: Graph, stages: Iterable[int]) -> tuple[Rank, int] | None:
     """The first of these pipeline stages' ranks that cannot fit, without simulating the allocator, and its high estimate."""
-    ranks, spread = ranks_of(job, graph), least_high(job)
+    ranks, spread = ranks_of(job, graph), least_needed(job)
     for rank in [ranks[stage] for stage in stages]:
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)

@@ -10,13 +10,13 @@ from tests.planner.following import followed, following
 from tests.planner.test_bounds import space
 
 from ullage.engines.estimate import estimate, rank_peak
-from ullage.engines.interval import KINDS, interval, kind
+from ullage.engines.interval import KINDS, interval, kind, least_needed
 from ullage.engines.registry import account, ranks_of
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
 from ullage.memory.overhead import outside_allocator
-from ullage.planner.room import least_high, room_bytes
+from ullage.planner.bounds import MemoryBound
 
 DENSE: dict[str, Any] = {
     "model": {"base": "llama-3.1-8b", "num_hidden_layers": 2}, "cluster": "8xH100-SXM-80GB", "data": {"seq_len": 1024},
@@ -49,7 +49,7 @@ def test_what_has_no_room_does_not_fit(name: str) -> None:
     job = read_job({**DENSE, **JOBS[name]})
     graph = graph_of(job)
     assert kind(job, account(job, graph, ranks_of(job, graph)[0])) == name
-    assert _high_bytes(job, room_bytes(job) + 1) >= job.cluster.device.capacity_bytes
+    assert _high_bytes(job, MemoryBound(job).room_bytes + 1) >= job.cluster.device.capacity_bytes
 
 
 @pytest.mark.parametrize("name", SURE)
@@ -59,7 +59,7 @@ def test_no_more_room_is_left_out_than_the_spread_takes(name: str) -> None:
     graph = graph_of(job)
     found = account(job, graph, ranks_of(job, graph)[0])
     communicators = sum(one.high_bytes for one in outside_allocator(job.cluster, found.groups)[1:])
-    high_bytes = _high_bytes(job, int(room_bytes(job) * 0.99))
+    high_bytes = _high_bytes(job, int(MemoryBound(job).room_bytes * 0.99))
     assert high_bytes - communicators < job.cluster.device.capacity_bytes
 
 
@@ -69,4 +69,4 @@ def test_the_high_end_is_no_less_than_what_any_rank_allocates_with_its_spread(na
         graph = one.strategy.base.graph
         job = replace(one.strategy.job, recompute=one.strategy.family.kinds[one.at])
         most = max(rank_peak(job, graph, rank)[0] for rank in ranks_of(job, graph))
-        assert estimate(job, graph).peak.high_bytes >= int(most * least_high(job))
+        assert estimate(job, graph).peak.high_bytes >= int(most * least_needed(job))
