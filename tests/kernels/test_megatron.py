@@ -357,4 +357,6 @@ def test_without_bf16_everything_but_matmuls_is_fp32() -> None:
     steps = lower(graph.runs[-1].block, context)
     assert steps[-1].saves == steps[-1].reuses == steps[-1].reads == ("logits",)
     assert [buffer.bytes for buffer in steps[-1].writes] == [4]
+    # maximum, subtraction, exponential, sum and division; back the product with the loss's gradient
+    assert steps[-1].moves == (64 * 128256 * (4 + 8 + 8 + 4 + 8), 64 * 128256 * (4 + 4))
     assert next(step for step in steps if step.made == ("logits",)).writes[0].bytes == 4 * 64 * 128256

@@ -15,7 +15,7 @@ from ullage.errors import Unsupported
 from ullage.job.adapted import is_adapted, is_adapter
 from ullage.kernels import megatron_adapters, megatron_attention, megatron_loss, megatron_mamba, megatron_moe, pointwise
 from ullage.kernels.lowering import lower_ops, module_segments
-from ullage.kernels.megatron_common import eight_bit_input, gathers, is_local
+from ullage.kernels.megatron_common import gathers, is_local, narrow_input
 from ullage.kernels.megatron_graphs import captures, replayed
 from ullage.kernels.megatron_offload import offloaded
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
@@ -120,7 +120,7 @@ def linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
         formula = " + ".join(context.tensor(op.outputs[0]).formula for op in ops)
         output = Buffer(fused_name(first), total, f"{name} projection output", formula)
     adapted = is_adapted(first)
-    kept = eight_bit_input(first, name, context)
+    kept = narrow_input(first, name, context)
     saved = tuple(buffer.name for buffer in kept) or first.inputs
     forward, backward = _forward_buffers(first, name, context), _backward_buffers(first, name, context)
     steps = [

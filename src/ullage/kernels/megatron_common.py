@@ -25,7 +25,7 @@ def gathers(context: Context) -> bool:
     return context.sp and context.tp > 1
 
 
-def eight_bit_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
+def narrow_input(op: Op, name: str, context: Context) -> tuple[Buffer, ...]:
     """A TE linear keeps its input as the backward multiplies it, in one order, with its scales (pytorch/module/linear.py)."""
     narrow = narrow_type(op, context)
     if narrow is None or is_local(context):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ullage.kernels.step import Context, Step
+from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, SEQ, Op
 
 LOGITS = (BATCH, SEQ, "vocab")
@@ -23,19 +23,8 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
         return _transformer_engine(op, context)
     shifted = context.buffer(f"{output.name}.shifted", LOGITS, "fp32", "fp32 logits beside their exponentials")
     beside = (shifted,) if fused else ()
-    moves = _moved(FUSED if fused else NATIVE, context)
     if context.compute == "fp32":  # .float() copies nothing: softmax and gradient take the logits' own place
-        return [
-            Step(
-                name=op.name,
-                reads=(logits,),
-                writes=(output,),
-                saves=(logits,),
-                scratch=beside,
-                reuses=(logits,),
-                moves=moves,
-            )
-        ]
+        return [_in_place(op, output, _moved(FUSED_FP32 if fused else NATIVE_FP32, context), beside)]
     softmax = context.buffer(f"{output.name}.softmax", LOGITS, "fp32", "softmax of the logits")
     return [
         Step(
@@ -44,7 +33,7 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
             writes=(softmax, output),
             saves=(softmax.name,),
             scratch=beside,
-            moves=moves,
+            moves=_moved(FUSED if fused else NATIVE, context),
         ),
     ]
 
@@ -56,6 +45,8 @@ tensor_parallel/cross_entropy.py; MooreThreads/SimuMax@4dcaae5 test_ce_permute_e
 FUSED = (26, 6)
 """Compiled piece by piece (fusions/fused_cross_entropy.py): copy (6) and maximum (4); subtracted and exponentiated (8); sum and division
 (8); the gradient in one kernel."""
+NATIVE_FP32, FUSED_FP32 = (32, 8), (20, 8)
+"""The same of fp32 logits: no copy, no cast, and the one kernel's gradient is as wide."""
 TRANSFORMER_ENGINE = (6, 4)
 """The row read twice and its gradient written; scaled in the backward (common/triton/cross_entropy.py)."""
 
@@ -72,15 +63,17 @@ def _transformer_engine(op: Op, context: Context) -> list[Step]:
     So it is in TE before 2.18; from there on an fp32 gradient is saved beside them (pull request 3193), which Megatron-Core up to 0.20
     does not pin.
     """
-    (logits,) = op.inputs
-    output = context.tensor(op.outputs[0], "loss")
-    return [
-        Step(
-            name=op.name,
-            reads=(logits,),
-            writes=(output,),
-            saves=(logits,),
-            reuses=(logits,),
-            moves=_moved(TRANSFORMER_ENGINE, context),
-        )
-    ]
+    return [_in_place(op, context.tensor(op.outputs[0], "loss"), _moved(TRANSFORMER_ENGINE, context))]
+
+
+def _in_place(op: Op, output: Buffer, moves: tuple[int, int], beside: tuple[Buffer, ...] = ()) -> Step:
+    """The gradient takes the logits' own place. beside: lives for the moment of the loss."""
+    return Step(
+        name=op.name,
+        reads=op.inputs,
+        writes=(output,),
+        saves=op.inputs,
+        scratch=beside,
+        reuses=op.inputs,
+        moves=moves,
+    )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ullage.job.adapted import is_adapted, is_adapter
 from ullage.kernels import megatron_adapters
-from ullage.kernels.megatron_common import before, eight_bit_input
+from ullage.kernels.megatron_common import before, narrow_input
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import BATCH, ROUTED, SENT, SEQ_SP, Op
 
@@ -125,7 +125,7 @@ def grouped_linear(ops: tuple[Op, ...], context: Context) -> list[Step]:
     adapted = is_adapted(first)
     biased = _adds_bias(first) and not adapted
     plain = Buffer(f"{output.name}.plain", output.bytes, "experts' output before its bias", output.formula)
-    kept = eight_bit_input(first, name, context)
+    kept = narrow_input(first, name, context)
     saved = tuple(buffer.name for buffer in kept) or first.inputs
     steps = [
         Step(

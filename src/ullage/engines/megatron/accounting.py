@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.engines.base import Account, context_of, flag, sized
-from ullage.engines.megatron import eight_bit
+from ullage.engines.megatron import narrow
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
 from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
@@ -43,7 +43,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     others = [
         *frozen_parameters(job, rank),
         *buffers(job, context),
-        *eight_bit.weights(job, rank),
+        *narrow.weights(job, rank),
         *workspaces(job, rank),
         *static_buffers(job, rank, replayer),
     ]

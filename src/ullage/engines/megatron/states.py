@@ -6,7 +6,7 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 from __future__ import annotations
 
 from ullage.engines.base import shard, sized
-from ullage.engines.megatron import eight_bit
+from ullage.engines.megatron import narrow
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED, shards
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -34,10 +34,10 @@ def states(job: Job, rank: Rank) -> list[States]:
     the distributed optimizer.
 
     Expert parameters have buffers and a data-parallel group of their own. Where parameters are kept in 8 bits, those of Transformer
-    Engine's linears are these alone (eight_bit.py), and MXFP8's are gathered in the gradients' buffer (param_and_grad_buffer.py,
+    Engine's linears are these alone (narrow.py), and MXFP8's are gathered in the gradients' buffer (param_and_grad_buffer.py,
     shared_buffer).
     """
-    in_8_bits = eight_bit.names(job, rank) if job.precision.fp8_params else frozenset()
+    in_8_bits = narrow.names(job, rank) if job.precision.fp8_params else frozenset()
     found = []
     for expert in (False, True):
         mine = [local for local in rank.params if local.expert == expert and local.param.trainable]
@@ -63,9 +63,9 @@ def trained(rank: Rank, *, expert: bool) -> int:
 def frozen_parameters(job: Job, rank: Rank) -> list[Item]:
     """Parameters without gradients: each a tensor of its module, in no buffer (param_and_grad_buffer.py takes what requires_grad).
 
-    Where parameters are kept in 8 bits, those of Transformer Engine's linears are these alone (eight_bit.py).
+    Where parameters are kept in 8 bits, those of Transformer Engine's linears are these alone (narrow.py).
     """
-    in_8_bits = eight_bit.names(job, rank) if job.precision.fp8_params else frozenset()
+    in_8_bits = narrow.names(job, rank) if job.precision.fp8_params else frozenset()
     mine = [local for local in rank.params if not local.param.trainable and local.name not in in_8_bits]
     found = []
     for expert in (False, True):
