@@ -63,3 +63,10 @@ def test_divisors():
     assert divisors_of(1) == "use 1"
     assert divisors_of(6) == "use 1, 2, 3 or 6"
     assert divisors_of(128256).endswith("...")
+
+
+@pytest.mark.parametrize(("compute", "cluster"), [("fp8", "8xA100-SXM-80GB"), ("fp4", "8xH100-SXM-80GB")])
+def test_a_card_without_units_for_a_type_is_refused(compute: str, cluster: str) -> None:
+    precision = {"params": "bf16", "compute": compute}
+    with pytest.raises(Infeasible, match=f"has no {compute} units"):
+        read_job({"schema": 1, "model": "llama-3.1-8b", "cluster": cluster, "precision": precision})

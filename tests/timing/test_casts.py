@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.timing.layers import MIXTRAL, layer_works
 
 from ullage.engines.base import context_of
 from ullage.errors import Unsupported
@@ -13,17 +14,6 @@ from ullage.timing.step import step_time
 from ullage.timing.work import OpWork
 
 TOKENS, HIDDEN, HEADS, KV, FFN = 1024, 2048, 2048, 512, 8192  # Llama 3.2 1B
-MIXTURE = {
-    "model_type": "mixtral",
-    "hidden_size": HIDDEN,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-}
 JOB = {
     "model": "llama-3.2-1b",
     "stack": "megatron",
@@ -34,10 +24,7 @@ JOB = {
 
 def _works(cluster: str, recipe: str, layout: dict[str, object], **job: object) -> dict[str, OpWork]:
     engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": recipe} if recipe else {}}
-    read = read_job(JOB | {"cluster": cluster, "engine": engine, "layout": layout} | job)
-    graph = graph_of(read)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    return {work.name: work for work in block_work(layer, context_of(read, graph))}
+    return layer_works(read_job(JOB | {"cluster": cluster, "engine": engine, "layout": layout} | job))
 
 
 def _moved(work: OpWork) -> tuple[int, int]:
@@ -79,17 +66,17 @@ def test_four_bits_are_read_twice_and_have_a_scale_for_16() -> None:
 
 def test_four_bits_need_a_gpu_that_multiplies_them() -> None:
     engine = {"name": "megatron", "zero_stage": 1, "options": {}}
-    job = read_job(JOB | {"cluster": HOPPER, "engine": engine, "precision": {"params": "bf16", "compute": "fp4"}})
-    with pytest.raises(Unsupported, match="is not multiplied by H100-SXM-80GB; take fp8 or bf16, or a Blackwell GPU"):
+    job = read_job(
+        JOB | {"cluster": "8xMI300X-192GB", "engine": engine, "precision": {"params": "bf16", "compute": "fp4"}}
+    )
+    with pytest.raises(Unsupported, match="is not multiplied by MI300X-192GB; take fp8 or bf16, or a Blackwell GPU"):
         step_time(job)
 
 
 def test_torchaos_four_bits_are_cast_with_their_weight() -> None:
     engine = {"name": "fsdp2", "zero_stage": 3, "options": {"float8_recipe": "nvfp4"}}
     read = read_job(JOB | {"cluster": BLACKWELL, "stack": "torchtitan", "engine": engine, "precision": "fp8-mixed"})
-    graph = graph_of(read)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    work = next(work for work in block_work(layer, context_of(read, graph)) if work.name == "o_proj")
+    work = layer_works(read)["o_proj"]
     assert work.forward.matmuls[0].dtype == "fp4"
     each = 2 + 2 + 2 * (0.5 + 1 / 16)
     moved = [[one.bytes for one in direction.traffic] for direction in (work.forward, work.backward)]
@@ -97,7 +84,7 @@ def test_torchaos_four_bits_are_cast_with_their_weight() -> None:
 
 
 def test_experts_cast_the_rows_that_come_to_them() -> None:
-    works = _works(BLACKWELL, "mxfp8", {"dp": 8, "ep": 8}, model=MIXTURE)
+    works = _works(BLACKWELL, "mxfp8", {"dp": 8, "ep": 8}, model=MIXTRAL)
     rows = 2 * TOKENS
     assert _moved(works["experts.gate_proj"]) == (rows * HIDDEN * EACH, rows * 2 * 1024 * EACH)
     assert _moved(works["experts.down_proj"]) == (rows * 1024 * EACH, rows * HIDDEN * EACH)
@@ -107,7 +94,7 @@ def test_fused_experts_cast_what_comes_and_the_gradient_that_comes_back() -> Non
     """Transformer Engine pytorch/ops/fused/grouped_mlp.py: the activation is part of the matmuls around it."""
     engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8_recipe": "mxfp8", "moe_paged_stash": True}}
     layout = {"dp": 8, "ep": 8}
-    read = read_job(JOB | {"cluster": BLACKWELL, "engine": engine, "layout": layout, "model": MIXTURE})
+    read = read_job(JOB | {"cluster": BLACKWELL, "engine": engine, "layout": layout, "model": MIXTRAL})
     graph = graph_of(read)
     layer = next(block for block in graph.blocks() if block.role == "layer")
     works = {work.name: work for work in block_work(layer, context_of(read, graph))}

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import pytest
+from tests.timing.layers import MIXTRAL, in_megatron, layer_works
 
-from ullage.engines.base import context_of
-from ullage.job.adapted import graph_of
-from ullage.job.read import read_job
-from ullage.timing.ops import block_work
+from ullage.job.job import Job
 
 TOKENS, HIDDEN, TOP_K, RANKS = 1024, 2048, 2, 4
 ROW = 2 * HIDDEN
 JOB = {
-    "model": {
-        "model_type": "mixtral",
-        "hidden_size": HIDDEN,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "num_local_experts": 8,
-        "num_experts_per_tok": TOP_K,
-        "vocab_size": 32000,
-    },
+    "model": MIXTRAL,
     "cluster": "8xH100-SXM-80GB",
     "stack": "megatron",
     "data": {"seq_len": TOKENS, "micro_batch": 1},
 }
 
 
-def _job(layout: dict[str, object], **options: object) -> object:
-    return read_job(JOB | {"layout": layout, "engine": {"name": "megatron", "zero_stage": 1, "options": options}})
+def _job(layout: dict[str, object], **options: object) -> Job:
+    return in_megatron(JOB | {"layout": layout}, **options)
 
 
 def _exchanged(backend: str) -> list[list[tuple[str, int]]]:
     job = _job({"dp": 8, "ep": RANKS}, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
-    graph = graph_of(job)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    work = next(work for work in block_work(layer, context_of(job, graph)) if work.name == "dispatch exchange")
+    work = layer_works(job)["dispatch exchange"]
     return [[(one.kind, one.payload_bytes) for one in way.exchanges] for way in (work.forward, work.backward)]
 
 
 def _moved(ep: int, dispatcher: str) -> dict[str, list[tuple[int, ...]]]:
     job = _job({"dp": 8, "ep": ep}, moe_token_dispatcher_type=dispatcher)
-    graph = graph_of(job)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    works = {work.name: work for work in block_work(layer, context_of(job, graph))}
+    works = layer_works(job)
     names = [name for name in ("permute", "sort", "unsort", "combine") if name in works]
     return {
         name: [tuple(one.bytes for one in way.traffic) for way in (works[name].forward, works[name].backward)]
@@ -101,11 +85,8 @@ EIGHT_BITS = {"precision": {"params": "bf16", "compute": "fp8", "grads": "fp32",
 def test_rows_are_padded_for_eight_bits(options: dict[str, object], copied: bool) -> None:
     """Megatron-Core moe/experts.py, quantization_padding and quantization_unpadding: the rows read and written before the experts' first
     linear and after their second, and so their gradients."""
-    engine = {"name": "megatron", "zero_stage": 1, "options": {"fp8": "hybrid", "fp8_recipe": "tensorwise"} | options}
-    job = read_job(JOB | EIGHT_BITS | {"layout": {"dp": 8, "ep": RANKS}, "engine": engine})
-    graph = graph_of(job)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    works = {work.name: work for work in block_work(layer, context_of(job, graph))}
+    job = JOB | EIGHT_BITS | {"layout": {"dp": 8, "ep": RANKS}}
+    works = layer_works(in_megatron(job, **({"fp8": "hybrid", "fp8_recipe": "tensorwise"} | options)))
     names = ("experts.padding", "experts.unpadding") if copied else ()
     assert {name for name in works if "padding" in name} == set(names)
     for name in names:
@@ -114,7 +95,4 @@ def test_rows_are_padded_for_eight_bits(options: dict[str, object], copied: bool
 
 
 def test_rows_of_sixteen_bits_are_not_padded() -> None:
-    job = _job({"dp": 8, "ep": RANKS})
-    graph = graph_of(job)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    assert not [work for work in block_work(layer, context_of(job, graph)) if "padding" in work.name]
+    assert not [name for name in layer_works(_job({"dp": 8, "ep": RANKS})) if "padding" in name]

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from ullage.engines.base import context_of
-from ullage.job.adapted import graph_of
-from ullage.job.read import read_job
-from ullage.timing.ops import block_work
+from tests.timing.layers import GPT_OSS, in_megatron, layer_works
+
 from ullage.timing.work import OpWork
 
-TOKENS, HIDDEN, FFN, TOP_K = 1024, 2880, 2880, 4
-JOB = {
-    "model": {
-        "model_type": "gpt_oss",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 201088,
-        "num_local_experts": 128,
-        "num_experts_per_tok": TOP_K,
-        "sliding_window": 128,
-    },
-    "cluster": "8xB200-SXM-180GB",
-    "stack": "megatron",
-    "layout": {"dp": 8, "ep": 8},
-    "data": {"seq_len": TOKENS, "micro_batch": 1},
-}
+TOKENS, HIDDEN = 1024, 2880
 
 
 def _works(**options: object) -> dict[str, OpWork]:
-    job = read_job(JOB | {"engine": {"name": "megatron", "zero_stage": 1, "options": options}})
-    graph = graph_of(job)
-    layer = next(block for block in graph.blocks() if block.role == "layer")
-    return {work.name: work for work in block_work(layer, context_of(job, graph))}
+    return layer_works(in_megatron(GPT_OSS, **options))
 
 
 def _types(work: OpWork) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ullage.job.adapted import PACKED, STORAGE
 from ullage.job.architecture import Architecture
 from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
 
 _TORCH_ENGINES = ("single", "ddp", "zero1")
-_STORAGE = "bnb_4bit_quant_storage"
 
 
 def _stage(job: Job, arch: Architecture) -> Iterator[Violation]:
@@ -71,9 +71,9 @@ def _lora(job: Job, arch: Architecture) -> Iterator[Violation]:
         what = "Megatron's layers hold no bitsandbytes weights"
         yield contradiction("lora.base", lora.base, what, "use bf16, or a stack of transformers")
     sharded = job.engine.name in ("fsdp1", "fsdp2") and job.stack != "torchtune"
-    if sharded and lora.base.startswith("nf4") and _STORAGE not in job.engine.options:
+    if sharded and lora.base in PACKED and STORAGE not in job.engine.options:
         key, what = (
-            f"engine.options.{_STORAGE}",
+            f"engine.options.{STORAGE}",
             "is taken as recipes for FSDP set it; as bytes, bitsandbytes' default,",
         )
         yield warning(key, "bf16", f"{what} the base is whole on every rank", "name the type that yours sets")
@@ -113,6 +113,9 @@ def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
     if job.precision.compute == "fp8" and capability < (8, 9):
         what = f"{job.cluster.device.name} has no fp8 units"
         yield infeasible("precision", "fp8", what, "use bf16-mixed, or an H100 or newer")
+    if job.precision.compute == "fp4" and capability < (10, 0):
+        what = f"{job.cluster.device.name} has no fp4 units"
+        yield infeasible("precision", "fp4", what, "use fp8 or bf16-mixed, or a Blackwell GPU")
 
 
 def _multimodal(job: Job, arch: Architecture) -> Iterator[Violation]:
