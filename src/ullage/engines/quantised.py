@@ -11,6 +11,7 @@ from math import prod
 
 from ullage.dtypes import size_bytes
 from ullage.engines.base import sized
+from ullage.job.adapted import STORAGE
 from ullage.job.job import Job
 from ullage.kernels.transformers_quantised import BLOCK
 from ullage.memory.program import Item
@@ -21,8 +22,6 @@ FROZEN = "frozen parameters"
 """What a ledger calls the weights beside them."""
 WEIGHTS = "4-bit weights"
 _LONG = (WEIGHTS, "scales of 4-bit weights", "scales of scales")
-STORAGE = "bnb_4bit_quant_storage"
-"""The type as which torch sees the bytes of a packed weight (transformers' BitsAndBytesConfig)."""
 AS_BYTES = "fp8"
 """An option's reader calls every type of eight bits so (job/options/spec.py)."""
 SCALES = 256

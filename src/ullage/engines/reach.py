@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage import dtypes
-from ullage.engines.quantised import AS_BYTES, STORAGE
+from ullage.engines.fsdp2.policy import wraps_adapters
+from ullage.engines.quantised import AS_BYTES
 from ullage.errors import Unsupported
-from ullage.job.adapted import PACKED, adapters_type, model_type
+from ullage.job.adapted import PACKED, STORAGE, adapters_type, model_type
 from ullage.job.adapted_experts import packs_experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
@@ -198,9 +199,8 @@ def _flattened_with(job: Job) -> object:
 def _original(job: Job) -> object:
     """FSDP1's views of shards beside adapters: in a recomputed layer PEFT finds others than in its forward, and torch fails where layers
     stay whole."""
-    flat = job.engine.name == "fsdp1" and job.lora is not None and job.stack != "litgpt"
     known = job.recompute.kind == "none" and job.engine.zero_stage == 3
-    return True if flat and job.engine.options.get("use_orig_params") and not known else None
+    return True if wraps_adapters(job) and job.engine.options.get("use_orig_params") and not known else None
 
 
 def _shards_packed(job: Job, key: str) -> bool:

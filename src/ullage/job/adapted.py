@@ -35,6 +35,8 @@ OF_ONE_TYPE = ("torchtune", "litgpt", "megatron")
 
 PACKED = ("nf4", "nf4-double")
 """Bases in four bits."""
+STORAGE = "bnb_4bit_quant_storage"
+"""The option that says as which type torch sees the bytes of such a weight (transformers' BitsAndBytesConfig)."""
 QUANTISED = (*PACKED, "int8")
 """Bases whose linears bitsandbytes keeps quantised: every nn.Linear of the layers (transformers integrations/bitsandbytes.py,
 replace_with_bnb_linear; the head and what is tied to it stay, quantizers/base.py, get_keys_to_not_convert)."""

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from ullage import dtypes
 from ullage.engines.base import optimizer_of
-from ullage.engines.fsdp2.flat import asking_as_wholes
-from ullage.engines.fsdp2.policy import wraps_adapters
 from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.adapted import PACKED, adapters_type, model_type
 from ullage.job.job import Job
@@ -31,13 +29,6 @@ class Trained:
 
     def numel(self, *, expert: bool) -> int:
         return sum(one.total for one in self.rank.params if one.param.trainable and one.expert == expert)
-
-
-def as_autograd_sees(job: Job, rank: Rank) -> Rank:
-    """FSDP1's flat parameters have gradients as wholes, frozen parts too, though the optimizer is given adapters alone: where these are no
-    units of their own."""
-    together = job.lora is not None and job.engine.name == "fsdp1" and not wraps_adapters(job)
-    return asking_as_wholes(rank) if together else rank
 
 
 def of_adapters(job: Job) -> Job:

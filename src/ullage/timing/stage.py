@@ -9,6 +9,7 @@ from copy import copy
 from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
 from ullage.engines.base import flag
+from ullage.engines.fsdp2.flat import as_autograd_sees
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.megatron.accounting import recompute_group
 from ullage.engines.pipeline import micro_batches_of_chunk
@@ -37,7 +38,7 @@ from ullage.timing.machine import exchange_cost, moved_s
 from ullage.timing.mixture import waits
 from ullage.timing.optimizer import optimizer_s, stepped
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
-from ullage.timing.partly import Trained, as_autograd_sees
+from ullage.timing.partly import Trained
 from ullage.timing.vintage import of_2021
 from ullage.timing.work import Exchange, OpWork
 

@@ -110,8 +110,8 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 
 @lru_cache(maxsize=4096)
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
-    """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for frozen weights,
-    whose matmuls have no gradient of them, and for states on the host of an engine that is not known to step them there."""
+    """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for DoRA, int8
+    bases and adapters of experts, and for states on the host of an engine that is not known to step them there."""
     refuse_untimed(job)
     graph = graph or graph_of(job)
     found = stages(job, graph)

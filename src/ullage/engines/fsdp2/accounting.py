@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ullage.engines import offloaded
 from ullage.engines.base import Account, context_of
-from ullage.engines.fsdp2.flat import asking_as_wholes
+from ullage.engines.fsdp2.flat import as_autograd_sees
 from ullage.engines.fsdp2.pipelined import PipelinedStep, receive_buffers
-from ullage.engines.fsdp2.policy import units_of, unwrapped, wraps_adapters
+from ullage.engines.fsdp2.policy import units_of, unwrapped
 from ullage.engines.fsdp2.states import beside, host_bytes, packed, states
 from ullage.engines.fsdp2.step import Step
 from ullage.engines.recompute import stops_early
@@ -41,8 +41,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     alone = unwrapped(job)
     if alone is not None:
         return replace(plain(alone, graph, rank), groups=_groups(job))
-    if job.lora is not None and job.engine.name == "fsdp1" and not wraps_adapters(job):
-        rank = asking_as_wholes(rank)
+    rank = as_autograd_sees(job, rank)
     context = _context(job, graph)
     replayer = Replayer(context=context, recompute=job.recompute, early_stop=stops_early(job, context))
     units = [units_of(job, graph, rank, part) for part in rank.chunks]

@@ -7,13 +7,17 @@ optimizer is given the trained parts alone.
 
 from __future__ import annotations
 
+from ullage.engines.fsdp2.policy import wraps_adapters
 from ullage.frozen import replace
+from ullage.job.job import Job
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block
 
 
-def asking_as_wholes(rank: Rank) -> Rank:
-    """The rank as autograd sees it: blocks of which a part is trained ask for the gradient of every parameter."""
+def as_autograd_sees(job: Job, rank: Rank) -> Rank:
+    """The rank; where adapters are no units of their own, its blocks of which a part is trained ask for the gradient of every parameter."""
+    if job.lora is None or job.engine.name != "fsdp1" or wraps_adapters(job):
+        return rank
     chunks = tuple(
         replace(chunk, runs=tuple(replace(run, block=_whole(run.block)) for run in chunk.runs)) for chunk in rank.chunks
     )
