@@ -85,14 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status.BROKEN_PIPE
-    except Exception as error:
+    except Exception as error:  # any other is a bug of ours
         if traceback:
             raise
         return _fail(f"{_bug(error)}; --traceback shows where", status.BUG)
     finally:
-        if (
-            argv is None
-        ):  # the process ends: its memory goes back as a whole, and need not be looked through for garbage
+        if argv is None:  # the process ends, and its memory goes back as a whole: none of it need be looked through
             gc.freeze()
 
 

@@ -7,11 +7,9 @@ known to the end is the best of all: whatever is left has a bound that is no bet
 
 from __future__ import annotations
 
-import gc
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -33,6 +31,7 @@ from ullage.planner.bounds import (
     outside_bound_s,
     stage_times,
 )
+from ullage.planner.collected import collected_later
 from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
 from ullage.planner.exact import first_error, leaves_experts_over, out_of_reach, refusal
 from ullage.planner.grids import Grid, Grids, grids_of, least_dense_s
@@ -420,18 +419,3 @@ class Search:
         found, strategies = grids_of(self.space, base, self._refuse)
         self.counts.space += strategies
         return found
-
-
-@contextmanager
-def collected_later() -> Iterator[None]:
-    """Without cyclic garbage collection: a search keeps nearly all that it makes, and going through it again and again takes a third of its
-    time. At its end all of it is told to be old (frozen and thawed): the next collection, of young objects, does not go through it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.unfreeze()
-            gc.enable()

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 
 from ullage.dtypes import size_bytes
+from ullage.frozen import replace
 from ullage.job.bind import local_sizes
 from ullage.job.job import Job
 from ullage.memory.program import round_up
 from ullage.memory.rank import Rank
 from ullage.model.graph import BATCH, SEQ, Graph
+from ullage.postmortem.causes import Kind
 from ullage.postmortem.tensors import Made
 
 _HALF, _SINGLE = "bf16", "fp32"
@@ -76,36 +78,35 @@ def _whole(job: Job, rank: Rank) -> Iterator[Made]:
     experts = sum(one.total for one in rank.params if one.expert and (job.lora is None or not one.param.trainable))
     shards = job.engine.shard_group or job.layout.dp * job.layout.cp
     for dtype in (_HALF, _SINGLE):
-        yield Made(
-            kind="replica-not-shard" if job.layout.world > 1 else "states",
-            category="parameters",
-            what=f"all parameters in one tensor of {_NAMES[dtype]}",
-            bytes=_bytes(numel, dtype),
-            moment="loading, or the engine's start",
-            shape=(numel,),
-            note=f"{numel} elements",
-        )
+        kind: Kind = "replica-not-shard" if job.layout.world > 1 else "states"
+        yield _flat(f"all parameters in one tensor of {_NAMES[dtype]}", numel, dtype, f"{numel} elements", kind)
         if shards > 1:
-            share = -(-numel // shards)
-            yield Made(
-                kind="states",
+            yield replace(
+                _flat(
+                    f"one of {shards} shares of all parameters in {_NAMES[dtype]}",
+                    -(-numel // shards),
+                    dtype,
+                    f"{numel} / {shards} elements",
+                ),
                 category="optimizer",
-                what=f"one of {shards} shares of all parameters in {_NAMES[dtype]}",
-                bytes=_bytes(share, dtype),
                 moment="the engine's start, or the optimizer's step",
-                shape=(share,),
-                note=f"{numel} / {shards} elements",
             )
         if experts:
-            yield Made(
-                kind="states",
-                category="parameters",
-                what=f"all experts' parameters in one tensor of {_NAMES[dtype]}",
-                bytes=_bytes(experts, dtype),
-                moment="loading, or the engine's start",
-                shape=(experts,),
-                note=f"{experts} elements of this rank's experts",
-            )
+            note = f"{experts} elements of this rank's experts"
+            yield _flat(f"all experts' parameters in one tensor of {_NAMES[dtype]}", experts, dtype, note)
+
+
+def _flat(what: str, numel: int, dtype: str, note: str, kind: Kind = "states") -> Made:
+    """Parameters put together."""
+    return Made(
+        kind=kind,
+        category="parameters",
+        what=what,
+        bytes=_bytes(numel, dtype),
+        moment="loading, or the engine's start",
+        shape=(numel,),
+        note=note,
+    )
 
 
 def _single(job: Job, rank: Rank) -> Iterator[Made]:
