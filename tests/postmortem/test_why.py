@@ -409,6 +409,30 @@ def test_what_is_estimated_is_not_told_in_words() -> None:
     assert "attn_implementation sdpa or flash_attention_2" in [one.what for one in alone.in_words]
 
 
+def test_what_a_job_has_is_not_told_in_words() -> None:
+    """artidoro/qlora#17: adapters, recomputation of all, and a card that the base fills."""
+    job = {
+        "model": {"base": "llama-2-70b", "num_key_value_heads": 64, "intermediate_size": 22016},
+        "cluster": "1xRTX-A6000-48GB",
+        "engine": {"name": "single"},
+        "precision": "fp32",
+        "lora": {"rank": 64, "base": "nf4-double", "targets": "all-linear"},
+        "recompute": "full",
+        "data": {"seq_len": 512, "micro_batch": 4},
+    }
+    text = (
+        "CUDA out of memory. Tried to allocate 688.00 MiB (GPU 0; 47.54 GiB total capacity; 45.09 GiB already allocated; 79.12 MiB free; "
+        "46.45 GiB reserved in total by PyTorch)"
+    )
+    found = ullage.why(text, ullage.read_job(job))
+    assert {"states", "activations"} <= {cause.kind for cause in found.causes[:2]}
+    told = " ".join(one.what for one in found.in_words)
+    assert "LoRA" not in told
+    assert "activation checkpointing" not in told
+    assert any("data.micro_batch" in one.change and one.verdict_after == "tight" for one in found.advice)
+    assert not any("micro-batch" in one.what for one in found.useless)
+
+
 def test_attention_is_advised_that_the_card_has_a_kernel_for() -> None:
     """torch's flash kernels want compute capability 8.0 (sdp_utils.cpp); a V100 has 7.0."""
     job = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ullage.frozen import frozen
+from ullage.job.job import Job
 from ullage.postmortem.causes import Cause, Kind
 from ullage.postmortem.messages import Numbers
 
@@ -118,10 +119,28 @@ _UNSEEN = InWords(
 )
 
 
-def in_words(causes: tuple[Cause, ...], numbers: Numbers, advised: Iterable[str] = ()) -> tuple[InWords, ...]:
+_HAS: Mapping[str, Callable[[Job], bool]] = {
+    "lora": lambda job: job.lora is not None,
+    "optimizer": lambda job: job.optimizer.state == "8bit",
+    "engine.zero_stage": lambda job: job.engine.zero_stage == 3,
+    "loss": lambda job: job.loss.kind in ("chunked", "fused-linear"),
+    "attention": lambda job: job.attention in ("flash", "mem-efficient"),
+    "recompute": lambda job: job.recompute.kind == "full",
+    "optimizer.impl": lambda job: job.optimizer.impl == "fused",
+    "engine.options.expandable_segments": lambda job: bool(job.engine.options.get("expandable_segments")),
+    "engine.options.sync_each_batch": lambda job: bool(job.engine.options.get("sync_each_batch")),
+}
+"""By key, what a job that has it already needs no one to tell."""
+
+
+def in_words(
+    causes: tuple[Cause, ...], numbers: Numbers, job: Job | None, advised: Iterable[str] = ()
+) -> tuple[InWords, ...]:
     """Against the first causes; and against what no number excludes. advised: job keys that an advice has changed: what says the same in
-    words is left out."""
+    words is left out, as is what the job has."""
     keys = set(advised)
+    if job is not None:
+        keys |= {key for key, has in _HAS.items() if has(job)}
     found = tuple(
         InWords(kind=cause.kind, what=what, why=why)
         for cause in causes[:_FIRST]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from ullage.frozen import frozen
 from ullage.postmortem.causes import Cause
 from ullage.postmortem.evidence import Evidence
@@ -55,9 +57,21 @@ class Useless:
     why: str
 
 
-def useless(evidence: Evidence, causes: tuple[Cause, ...]) -> tuple[Useless, ...]:
-    """For the first cause, where it is at least likely, and what helps with no failure of torch's allocator."""
+_LESS_WORK = frozenset({"data.micro_batch", "data.seq_len"})
+
+
+def useless(
+    evidence: Evidence, causes: tuple[Cause, ...], helping: AbstractSet[str] = frozenset()
+) -> tuple[Useless, ...]:
+    """For the first cause, where it is at least likely, and what helps with no failure of torch's allocator.
+
+    helping: the job's keys by which some change was found to help: none of them is called useless beside it.
+    """
     found = [_EMPTY_CACHE] if evidence.recognised in ("cuda-oom", "hip-oom") else []
     if causes and causes[0].certainty != "possible":
-        found += _BY_KIND.get(causes[0].kind, ())
+        found += [
+            (what, why)
+            for what, why in _BY_KIND.get(causes[0].kind, ())
+            if not (helping & _LESS_WORK and what.startswith("a smaller micro-batch"))
+        ]
     return tuple(Useless(what=what, why=why) for what, why in found)

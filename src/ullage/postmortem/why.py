@@ -117,8 +117,10 @@ def advised(answer: Answer, edit: Edit | None = None) -> Why:
         causes=answer.causes,
         answer=answer,
         advice=found,
-        useless=useless(evidence, answer.causes),
-        in_words=in_words(answer.causes, evidence.numbers, (key for one in found for key in one.change)),
+        useless=useless(
+            evidence, answer.causes, {key for one in found if one.verdict_after != "oom" for key in one.change}
+        ),
+        in_words=in_words(answer.causes, evidence.numbers, job, (key for one in found for key in one.change)),
         beyond_bytes=beyond,
     )
 
