@@ -145,15 +145,17 @@ def plan(
     engines: Sequence[str] = (),
     top: int = 3,
     exhaustive: bool = False,
+    tight: bool = False,
 ) -> Planned:
     """The best strategies of a job whose missing keys are free; ``plans`` is empty where nothing fits.
 
     goal: fastest, cheapest, fewest-gpus, longest-sequence, largest-batch or simplest.
     engines: those to search; none: the job's own, else all.
+    tight: strategies that may not fit are plans too: whose interval straddles the capacity.
     """
     from ullage.planner.plan import plan
 
-    return plan(source, overrides, goal_name=goal, engines=engines, top=top, exhaustive=exhaustive)
+    return plan(source, overrides, goal_name=goal, engines=engines, top=top, exhaustive=exhaustive, tight=tight)
 
 
 def why(

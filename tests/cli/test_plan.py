@@ -62,6 +62,15 @@ def test_nothing_fits(run) -> None:
     assert "NOTHING FITS" in done.out
 
 
+def test_a_tight_plan_is_told_as_one(run) -> None:
+    flags = ("plan", "--model", "llama-3.1-8b", "--cluster", "4xRTX-4090-24GB", "--global-batch", "8", "--lora",
+             "{rank: 16, base: nf4}", "--micro-batch", "2", "--seq-len", "1024", "--engine", "ddp")  # fmt: skip
+    assert run(*flags).status == 0
+    done = run(*flags, "--tight")
+    assert done.status == 3
+    assert "tight: the high estimate is" in done.out
+
+
 def test_what_is_wrong_is_said_in_one_line(run) -> None:
     for arguments, said in (
         ((*FLAGS, "--fix", "layout.dp=2", "--fix", "layout.dp=1"), "layout.dp"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ullage.engines.estimate import estimate
+from ullage.frozen import replace
 from ullage.planner.goals import goal
 from ullage.planner.search import Search
 from ullage.planner.wanted import bases, wanted
@@ -51,9 +52,9 @@ SPACES = {
 }
 
 
-def searched(doc: dict, engines: tuple[str, ...], *, exhaustive: bool) -> Search:
+def searched(doc: dict, engines: tuple[str, ...], *, exhaustive: bool, tight: bool = False) -> Search:
     """With what it found as ``found``."""
-    want = wanted({"schema": 1, **doc}, (), engines)
+    want = replace(wanted({"schema": 1, **doc}, (), engines), tight=tight)
     found, refused = bases(want)
     assert not refused
     search = Search(want=want, bases=found, goal=lambda _, seconds: (seconds,), exhaustive=exhaustive)
@@ -71,6 +72,15 @@ def test_bounded_and_exhaustive_agree(name: str) -> None:
     assert exhaustive.counts.pruned == 0
     assert exhaustive.counts.space == exhaustive.counts.evaluated + exhaustive.counts.infeasible
     assert bounded.counts.evaluated + bounded.counts.infeasible <= bounded.counts.space
+
+
+@pytest.mark.parametrize("name", ["llama, adapters", "llama, packed"])
+def test_what_may_not_fit_is_found_where_it_is_asked_for(name: str) -> None:
+    doc, engines = SPACES[name]
+    bounded, exhaustive = (searched(doc, engines, exhaustive=all_of_them, tight=True) for all_of_them in (False, True))
+    assert [one.value for one in bounded.found] == [one.value for one in exhaustive.found]
+    assert bounded.found[0].estimate.verdict == "tight"
+    assert bounded.found[0].value < searched(doc, engines, exhaustive=False).found[0].value
 
 
 @pytest.mark.parametrize("name", ["simplest", "cheapest", "fewest-gpus"])

@@ -23,10 +23,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top", type=int, default=3, metavar="N", help="how many plans to tell (default: 3)")
     parser.add_argument("--exhaustive", action="store_true", help="time and replay every strategy: a proof, and slow")
+    parser.add_argument(
+        "--tight", action="store_true", help="strategies whose estimate straddles the capacity count too"
+    )
     parser.add_argument("--json", action="store_true", help="the answer as JSON (docs/job.md)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the best plan is written as a job file")
     add_job_flags(parser, what="a job file whose missing keys are free")
-    parser.epilog = "Exit status: 0 a plan fits, 1 nothing fits, 2 the input is wrong."
+    parser.epilog = (
+        "Exit status: 0 a plan fits, 1 nothing fits, 2 the input is wrong, 3 the best plan is tight (--tight)."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             engines=engines,
             top=arguments.top,
             exhaustive=arguments.exhaustive,
+            tight=arguments.tight,
         )
     except UllageError as error:
         raise placed(error, written) from None
@@ -61,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         from ullage.report.plan import plan_report
 
         write_report(plan_report(found))
-    return status.OF_VERDICT["fits" if found.plans else "oom"]
+    return status.OF_VERDICT[found.plans[0].estimate.verdict if found.plans else "oom"]
 
 
 def _engines(arguments: argparse.Namespace) -> tuple[str, ...]:

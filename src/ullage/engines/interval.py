@@ -8,7 +8,9 @@ may mean either of two runs whose difference is known in bytes: an upcast of wei
 from __future__ import annotations
 
 import functools
+import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from ullage import dtypes
@@ -119,12 +121,16 @@ def checkpoint_bytes(job: Job, account: Account) -> int:
     (DeepSpeedExamples ds_pretrain_gpt2-zero3.sh; bigscience experiments/gpt2-meg-ds-zero); a job that names other flags of that example
     and not these may have run with them.
     """
-    options = job.engine.options
-    of_the_example = job.engine.name == "deepspeed" and any(options.get(name) for name in _OF_THE_EXAMPLE)
-    if not of_the_example or any(name in options for name in _CHECKPOINTS_GO):
+    if not _checkpoints_may_go(job):
         return 0
     live = locate_peak(account.program).live
     return sum(item.bytes * count for item, count in live.items() if item is boundary(item.bytes))
+
+
+def _checkpoints_may_go(job: Job) -> bool:
+    options = job.engine.options
+    of_the_example = job.engine.name == "deepspeed" and any(options.get(name) for name in _OF_THE_EXAMPLE)
+    return of_the_example and not any(name in options for name in _CHECKPOINTS_GO)
 
 
 def _filled(capacity_bytes: int) -> int:
@@ -144,9 +150,36 @@ def _needed(name: str) -> float:
     return min(high, spread("model").high) if name == "texts" else high
 
 
-def least_needed(job: Job) -> float:
-    """The same of any account of a job: whether that warns of something is all that a kind reads of it."""
-    return min(_needed(_kind(job, warnings)) for warnings in ((), ("not modelled",)))
+@frozen
+class Demand:
+    """What a job asks of a card at the least, where little is known of its account: an end of its interval, from below.
+
+    share: of what is allocated. tight: the low end, above which nothing runs; else the high one, below which all fits.
+    """
+
+    share: float
+    tight: bool
+
+    def device_bytes(self, allocated_bytes: int, outside: Iterable[Overhead]) -> int:
+        return int(allocated_bytes * self.share) + sum(self._end(one) for one in outside)
+
+    def is_over(self, device_bytes: int, capacity_bytes: int) -> bool:
+        return device_bytes > capacity_bytes if self.tight else device_bytes >= capacity_bytes
+
+    def room_bytes(self, capacity_bytes: int, outside: Overhead) -> int:
+        """What may be allocated at the most."""
+        return int((capacity_bytes + self.tight - self._end(outside)) / self.share) if self.share else sys.maxsize
+
+    def _end(self, outside: Overhead) -> int:
+        return outside.low_bytes if self.tight else outside.high_bytes
+
+
+def demand(job: Job, *, tight: bool = False) -> Demand:
+    """Of any account of a job: whether that warns of something is all that a kind reads of it."""
+    kinds = [_kind(job, warnings) for warnings in ((), ("not modelled",))]
+    if not tight:
+        return Demand(share=min(map(_needed, kinds)), tight=False)
+    return Demand(share=0.0 if _checkpoints_may_go(job) else min(spread(name).low for name in kinds), tight=True)
 
 
 def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import ceil
 
 from ullage.engines.fsdp2.policy import reshards
-from ullage.engines.interval import least_needed
+from ullage.engines.interval import demand
 from ullage.frozen import frozen, replace
 from ullage.hardware import overheads
 from ullage.job.job import Job, Recompute
@@ -296,12 +296,13 @@ _ROUNDED_UP = 1e-9
 
 
 class MemoryBound:
-    """What a device has room for, and the least that a stage of a strategy holds of it."""
+    """What a device has room for, and the least that a stage of a strategy holds of it. tight: as much as may do."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, tight: bool = False) -> None:
         device = job.cluster.device
-        outside = overheads.context(device, lazy=True)
-        self.room_bytes = int((device.capacity_bytes - outside.high_bytes) / least_needed(job))
+        self.room_bytes = demand(job, tight=tight).room_bytes(
+            device.capacity_bytes, overheads.context(device, lazy=True)
+        )
 
     def states_bytes(self, held: Held, each: EachElement) -> tuple[float, float]:
         """Between two steps, and at the end of the last backward."""

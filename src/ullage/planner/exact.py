@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ullage.engines.estimate import rank_peak
-from ullage.engines.interval import least_needed
+from ullage.engines.interval import demand
 from ullage.engines.reach import refuse_what_is_not_read
 from ullage.engines.registry import ranks_of
 from ullage.errors import UllageError
@@ -50,13 +50,14 @@ def leaves_experts_over(layout: Layout) -> bool:
     return (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp) != 0
 
 
-def first_too_large(job: Job, graph: Graph, stages: Iterable[int]) -> tuple[Rank, int] | None:
-    """The first of these pipeline stages' ranks that cannot fit, without simulating the allocator, and its high estimate."""
-    ranks, spread = ranks_of(job, graph), least_needed(job)
+def first_too_large(job: Job, graph: Graph, stages: Iterable[int], *, tight: bool = False) -> tuple[Rank, int] | None:
+    """The first of these pipeline stages' ranks that cannot fit, without simulating the allocator, and its high estimate; tight: that is
+    sure not to, and its low one."""
+    ranks, needs = ranks_of(job, graph), demand(job, tight=tight)
     for rank in [ranks[stage] for stage in stages]:
         peak, account = rank_peak(job, graph, rank)
         outside = outside_allocator(job.cluster, account.groups, eager=account.eager)
-        high = int(peak * spread) + sum(one.high_bytes for one in outside)
-        if high >= job.cluster.device.capacity_bytes:
-            return rank, high
+        device_bytes = needs.device_bytes(peak, outside)
+        if needs.is_over(device_bytes, job.cluster.device.capacity_bytes):
+            return rank, device_bytes
     return None

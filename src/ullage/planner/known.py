@@ -60,27 +60,28 @@ class ExactRoom:
     """What the exact account has no room for. Ranks that do not have the head do not know of the loss: what they have no room for under
     one, they have none for under another."""
 
-    def __init__(self) -> None:
-        self._high_bytes: dict[Job, int] = {}  # of jobs whatever their loss
+    def __init__(self, *, tight: bool = False) -> None:
+        self._tight = tight
+        self._needed_bytes: dict[Job, int] = {}  # of jobs whatever their loss
 
     def is_known(self, strategy: Strategy, job: Job) -> bool:
         """Whether it is too large for a rank that does not know of its loss."""
-        return _whatever_loss(strategy, job) in self._high_bytes
+        return _whatever_loss(strategy, job) in self._needed_bytes
 
     def too_large(self, strategy: Strategy, job: Job) -> int:
-        """The high estimate of a rank whose allocated bytes are too many, before the allocator is simulated; 0 where there is none. Of
-        ranks with the same chunks the first stands for all."""
+        """The estimate, high (of tight strategies low), of a rank whose allocated bytes are too many, before the allocator is simulated; 0
+        where there is none. Of ranks with the same chunks the first stands for all."""
         whatever_loss = _whatever_loss(strategy, job)
-        if whatever_loss not in self._high_bytes:
+        if whatever_loss not in self._needed_bytes:
             stages = [stage.index for stage in strategy.stages if stage.first_of_kind]
-            found = first_too_large(job, strategy.base.graph_for(job), stages)
+            found = first_too_large(job, strategy.base.graph_for(job), stages, tight=self._tight)
             if found is None:
                 return 0
-            rank, high_bytes = found
+            rank, needed_bytes = found
             if rank.last:
-                return high_bytes
-            self._high_bytes[whatever_loss] = high_bytes
-        return self._high_bytes[whatever_loss]
+                return needed_bytes
+            self._needed_bytes[whatever_loss] = needed_bytes
+        return self._needed_bytes[whatever_loss]
 
 
 def _whatever_loss(strategy: Strategy, job: Job) -> Job:

@@ -17,7 +17,7 @@ from ullage.job.read import read_job
 from ullage.job.write import cluster_to_dict, job_to_dict
 from ullage.planner.exact import first_violation
 from ullage.planner.goals import GOALS, ON_FEWER, goal, smaller
-from ullage.planner.reasons import better_but_too_large, limited_by, lost_by, strategy, would_buy
+from ullage.planner.reasons import END, better_but_too_large, limited_by, lost_by, strategy, would_buy
 from ullage.planner.remedies import Remedy, remedies
 from ullage.planner.search import Search
 from ullage.planner.strategies import Found, Missed
@@ -77,8 +77,9 @@ def plan(
     engines: Sequence[str] = (),
     top: int = 3,
     exhaustive: bool = False,
+    tight: bool = False,
 ) -> Answer:
-    """The best strategies of a job whose missing keys are free.
+    """The best strategies of a job whose missing keys are free. tight: those too whose interval straddles the capacity.
 
     Raises InvalidInput for what is written wrongly, Infeasible where no strategy exists at all, whatever the memory.
     """
@@ -86,7 +87,8 @@ def plan(
     if top < 1:
         raise InvalidInput("is no number of plans", key="--top", value=top, allowed="1 or more")
     start = time.perf_counter()
-    want = _with_batch(wanted(source, tuple(overrides), tuple(engines)), goal_name)
+    asked = replace(wanted(source, tuple(overrides), tuple(engines)), tight=tight)
+    want = _with_batch(asked, goal_name)
     found, refused = _bases(want, goal_name)
     if not found:
         raise next(iter(refused.values()))
@@ -174,7 +176,14 @@ def _plans(goal_name: str, best: list[Found], search: Search, top: int) -> tuple
     if not best:
         return ()
     first = best[0]
-    told = [_told(goal_name, first, search.missed, [*better_but_too_large(first, search.missed), *would_buy(first)])]
+    told = [
+        _told(
+            goal_name,
+            first,
+            search.missed,
+            [*better_but_too_large(first, search.missed, tight=search.want.tight), *would_buy(first)],
+        )
+    ]
     told += [_told("runner-up", one, search.missed, [lost_by(first, one)]) for one in best[1:]]
     if goal_name == "fastest" and top > 1:
         simplest = Search(want=search.want, bases=search.bases, goal=goal("simplest"))
@@ -200,9 +209,10 @@ def _told(name: str, one: Found, missed: Missed | None, why: list[str]) -> Plan:
 
 def _nothing(want: Wanted, search: Search) -> Nothing:
     missed = search.missed
-    why = "every strategy's high estimate is above a device's memory for its states and what its forwards leave behind alone"
+    end = END[want.tight]
+    why = f"every strategy's {end} estimate is above a device's memory for its states and what its forwards leave behind alone"
     if missed is not None:
-        why = f"the most promising: {strategy(missed.job)}; its high estimate is {format_bytes(missed.high_bytes)} a device"
+        why = f"the most promising: {strategy(missed.job)}; its {end} estimate is {format_bytes(missed.needed_bytes)} a device"
     return Nothing(why=why, remedies=tuple(remedies(want, _anything_fits)))
 
 

@@ -58,11 +58,15 @@ def limited_by(found: Found, missed: Missed | None) -> str:
     return f"{PARTS[name]}, {100 * seconds / found.time.step_s:.0f} % of the step"
 
 
-def better_but_too_large(found: Found, missed: Missed | None) -> Iterator[str]:
+END = {False: "high", True: "low"}
+"""Of an interval: which one decides, by whether tight strategies are asked for."""
+
+
+def better_but_too_large(found: Found, missed: Missed | None, *, tight: bool = False) -> Iterator[str]:
     if missed is not None and missed.value < found.value:
         job = missed.job
-        over = missed.high_bytes - job.cluster.device.capacity_bytes
-        yield f"better, but too large: {strategy(job)}; its high estimate is {format_bytes(over)} above the device's memory"
+        over = missed.needed_bytes - job.cluster.device.capacity_bytes
+        yield f"better, but too large: {strategy(job)}; its {END[tight]} estimate is {format_bytes(over)} above the device's memory"
 
 
 def lost_by(best: Found, other: Found) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from operator import itemgetter
 
-from ullage.engines.estimate import estimate
+from ullage.engines.estimate import Estimate, estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Engine, Job, Recompute
@@ -72,8 +72,8 @@ class Search:
         self._failed = 0
         self.space = Space(self.want)
         self._known = Known(self.space)
-        self._room = {id(base): MemoryBound(base.job) for base in self.bases}
-        self._exact = ExactRoom()
+        self._room = {id(base): MemoryBound(base.job, tight=self.want.tight) for base in self.bases}
+        self._exact = ExactRoom(tight=self.want.tight)
 
     # -- the queue
 
@@ -364,21 +364,24 @@ class Search:
         """The exact memory."""
         job, strategy = timed.job, timed.strategy
         try:
-            high = self._exact.too_large(strategy, job)
-            answer = None if high else estimate(job, strategy.base.graph_for(job))
+            too_large = self._exact.too_large(strategy, job)
+            answer = None if too_large else estimate(job, strategy.base.graph_for(job))
         except (Unsupported, Infeasible) as error:
             self.counts.evaluated -= 1
             self._refuse(job, error, 1 if self.exhaustive else len(strategy.family.kinds) - timed.at)
             return None
-        if answer is not None and answer.verdict == "fits":
+        if answer is not None and answer.verdict in self.want.verdicts:
             return Found(job=job, time=timed.time, estimate=answer, value=value)
         if self.missed is None:
             self.missed = Missed(
-                job=job, value=value, high_bytes=answer.peak.high_bytes if answer is not None else high
+                job=job, value=value, needed_bytes=self._needed_bytes(answer) if answer is not None else too_large
             )
         self.counts.evaluated -= 1
         self._left_out(strategy, timed.at, exact=answer is not None)
         return None
+
+    def _needed_bytes(self, answer: Estimate) -> int:
+        return answer.peak.low_bytes if self.want.tight else answer.peak.high_bytes
 
     def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
         """A strategy that does not fit: what recomputes more than it may. exact: by its estimate."""
@@ -400,7 +403,7 @@ class Search:
         at = high - 1 if high == len(kinds) else (low + high) // 2
         job = replace(strategy.job, recompute=kinds[at])
         if not self._exact.too_large(strategy, job) and (
-            not exact or estimate(job, strategy.base.graph_for(job)).verdict == "fits"
+            not exact or estimate(job, strategy.base.graph_for(job)).verdict in self.want.verdicts
         ):
             high = at
         else:

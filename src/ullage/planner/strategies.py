@@ -33,11 +33,12 @@ class Found:
 
 @frozen
 class Missed:
-    """The most promising strategy that does not fit: what memory costs. high_bytes: of its device, at the least."""
+    """The most promising strategy that does not fit: what memory costs. needed_bytes: of its device, by its high estimate; of tight ones
+    by the low one."""
 
     job: Job
     value: Value
-    high_bytes: int
+    needed_bytes: int
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 
 from ullage.engines.reach import refuse_what_is_not_read
 from ullage.errors import Contradiction, InvalidInput, UllageError
-from ullage.frozen import FrozenMap, frozen
+from ullage.frozen import FrozenMap, frozen, replace
 from ullage.hardware.catalogue import cluster
 from ullage.hardware.cluster import Cluster
 from ullage.job import fields
@@ -44,6 +44,7 @@ class Wanted:
     """What is asked for. document: the job's keys; written: those that are set, dotted; layout: the degrees that are.
 
     smallest: of strategies that differ in what only costs memory, the smallest alone: states divided over all ranks, one chunk a rank.
+    tight: whether one that may not fit is asked for too.
     """
 
     document: FrozenMap
@@ -54,6 +55,11 @@ class Wanted:
     grad_accum: int | None
     engines: tuple[str, ...]
     smallest: bool = False
+    tight: bool = False
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        return ("fits", "tight") if self.tight else ("fits",)
 
     def fixed(self, name: str) -> object:
         """The value of ``layout.name`` where it is set."""
@@ -110,7 +116,7 @@ def with_keys(want: Wanted, change: dict[str, object]) -> Wanted:
             inner.pop(name, None)
         else:
             inner[name] = value
-    return wanted_of(values, want.engines)
+    return replace(wanted_of(values, want.engines), tight=want.tight)
 
 
 def _absolute(document: Document) -> Mapping[str, object]:

@@ -44,6 +44,8 @@ def _plan(one: Plan) -> Iterator[RenderableType]:
     peak = one.estimate.peak
     capacity = one.estimate.capacity_bytes
     high = f"even the high estimate leaves {in_gib(capacity - peak.high_bytes)} free"
+    if one.estimate.verdict == "tight":
+        high = f"tight: the high estimate is {in_gib(peak.high_bytes - capacity)} above what it has"
     if one.estimate.cache_fills:
         high = words.CACHE_FILLS
     table.add_row("time", f"{time.step_s:.4g} s a step, {words.rate(time)}")
