@@ -8,7 +8,7 @@ from typing import Any
 
 from ullage.calibration.interpolate import interpolated
 from ullage.calibration.store import Provenance, Value, efficiency, speaker, table
-from ullage.frozen import frozen
+from ullage.frozen import frozen, replace
 from ullage.hardware.catalogue import device as catalogued
 from ullage.hardware.cluster import Device
 
@@ -39,16 +39,18 @@ def attention_efficiency(
     causal: bool,
     backward: bool,
     batch_heads: int | None = None,
+    short: bool = False,
 ) -> Value:
     """Share of the dense peak of ``dtype`` that attention over ``seq`` keys reaches.
 
     FLOPs: 4 batch heads seq^2 head_dim forward, 2.5 times that backward, half of either under a causal mask.
     impl: flash (FlashAttention-2, as torch's own backend), BUILT_IN, flash-2, flash-3, flash-4, cudnn (and te, fused), mem-efficient, math
     (and eager). batch_heads: batch times query heads on this rank; None: as many as fill the device.
+    short: for the moment of a boost clock, not for a run.
     An implementation or a head size that was not measured on the device takes the nearest that was, marked ``default``.
     """
     assert min(head_dim, seq) >= 1, (head_dim, seq)
-    used, provenance = _kernel(device, impl, causal, backward)
+    used, provenance = _kernel(device, impl, causal, backward, short)
     if dtype not in _MEASURED_DTYPES or not used.rows[0].head_dim <= head_dim <= used.rows[-1].head_dim:
         provenance = "default"
     share = _by_head_dim(used.rows, head_dim, seq) * _occupancy(used, seq, backward, batch_heads)
@@ -72,7 +74,7 @@ class _Kernel:
 
 
 @functools.cache
-def _kernel(device: Device, impl: str, causal: bool, backward: bool) -> tuple[_Kernel, Provenance]:
+def _kernel(device: Device, impl: str, causal: bool, backward: bool, short: bool) -> tuple[_Kernel, Provenance]:
     data = table("attention")
     wanted = data["alias"].get(impl, impl)
     assert wanted in data["instead"], impl
@@ -84,6 +86,8 @@ def _kernel(device: Device, impl: str, causal: bool, backward: bool) -> tuple[_K
                 exact = candidate == wanted and measured == name
                 count = sms.get(device.name, table("matmul")["sms"]["any"])
                 architecture = catalogued(measured).architecture
+                if not short:
+                    rows = tuple(_as_kept(row, device, candidate) for row in rows)
                 return _Kernel(impl=candidate, rows=rows, exact=exact, sms=count, architecture=architecture), provenance
     raise AssertionError(f"no row stands for {impl}, causal={causal}, backward={backward}")
 
@@ -96,6 +100,18 @@ def _rows(name: str, impl: str, causal: bool, backward: bool) -> tuple[_Row, ...
         if (one["device"], one["impl"], one["causal"], one["backward"]) == (name, impl, causal, backward)
     )
     return tuple(sorted(found, key=lambda row: row.head_dim))
+
+
+def _as_kept(row: _Row, device: Device, impl: str) -> _Row:
+    """What a busy chip keeps of rates that were measured one kernel at a time, at boost clock."""
+    sustained = table("attention")["sustained"]
+    kept = sustained["kept"].get(device.name)
+    if kept is None or impl not in sustained["impls"]:
+        return row
+    shares = tuple(
+        share * (kept if seq <= sustained["until"] else 1.0) for seq, share in zip(row.seq, row.shares, strict=True)
+    )
+    return replace(row, shares=shares, source=f"{row.source}; sustained: {sustained['source']}")
 
 
 def _row(one: Mapping[str, Any], peak: float) -> _Row:
