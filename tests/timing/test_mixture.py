@@ -111,11 +111,11 @@ def test_experts_are_issued_one_by_one() -> None:
     work = [one for one in block_work(block, context) if one.name.startswith("experts") and one.forward.matmuls]
     host = issuing(context, read_job(job()).cluster.device)
     assert host is not None
-    assert host.of(work) == pytest.approx(2 * (191e-6 + 13.5e-6))
-    assert host.of(work, backward=True) == pytest.approx(4 * (191e-6 + 13.5e-6))
+    assert host.of(work) == pytest.approx(2 * (115e-6 + 13.5e-6))
+    assert host.of(work, backward=True) == pytest.approx(4 * (229.4e-6 + 13.5e-6))
     alone = issuing(sparse(job(moe_grouped_gemm=False))[1], read_job(job()).cluster.device)
     assert alone is not None
-    assert alone.of(work) == pytest.approx(4 * 191e-6)
+    assert alone.of(work) == pytest.approx(4 * 115e-6)
 
 
 def test_the_host_waits_for_counts_but_of_capacities() -> None:

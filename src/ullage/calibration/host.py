@@ -67,11 +67,23 @@ def thread_elements_per_s(impl: HostOptimizer) -> Value:
 
 
 @functools.cache
-def issue_s(device: Device, kind: Literal["module", "linear", "torch"]) -> Value:
-    """Seconds of the host for one op, forward or backward, of eager PyTorch. linear: a matmul of Transformer Engine's modules. torch: an op
-    of torch's own among others, forward."""
+def issue_s(device: Device, kind: Literal["module", "torch"]) -> Value:
+    """Seconds of the host for one op of eager PyTorch. module: forward or backward, of one whose function is Python's. torch: forward, of
+    an op of torch's own among others."""
     row = table("host")["issue"]
-    shares = row["hosts"] | (row["torch_hosts"] if kind == "torch" else {})
     known: Provenance = "measured" if device.name == row["measured_on"] else "default"
     source = row["torch_source" if kind == "torch" else "source"]
-    return Value(value=row[f"{kind}_us"] * shares.get(device.name, 1.0) / 1e6, provenance=known, source=source)
+    return Value(value=_issued_s(device, row[f"{kind}_us"]), provenance=known, source=source)
+
+
+@functools.cache
+def linear_s(device: Device) -> tuple[float, float]:
+    """Seconds of the host for a matmul of Transformer Engine's modules: of a forward's one, and of each of a backward's two."""
+    row = table("host")["issue"]
+    forward, backward = row["linear_us"], (row["linear_both_us"] - row["linear_us"]) / 2
+    return _issued_s(device, forward), _issued_s(device, backward)
+
+
+def _issued_s(device: Device, micros: float) -> float:
+    share: float = table("host")["issue"]["hosts"].get(device.name, 1.0)
+    return micros * share / 1e6

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from ullage.calibration.host import issue_s
+from ullage.calibration.host import issue_s, linear_s
 from ullage.frozen import frozen
 from ullage.hardware.cluster import Device
 from ullage.kernels.megatron_common import is_local
@@ -23,16 +23,17 @@ _NONE: Mapping[str, Calls] = MappingProxyType({})
 
 @frozen
 class Issuing:
-    """Seconds of a matmul of a linear, of any other op whose function is Python's, and of an op of torch's own.
+    """Seconds of a matmul of a linear, in a forward and in a backward, of any other op whose function is Python's, and of an op of
+    torch's own.
 
     expert_s: of a matmul of each expert after a rank's first: Transformer Engine's grouped linear loops over them in C++
-    (common/gemm/cublaslt_gemm.cu), experts that are modules of their own (Megatron-Core moe/experts.py, SequentialMLP) in Python.
+    (common/gemm/cublaslt_gemm.cu); None where experts are modules of their own (Megatron-Core moe/experts.py, SequentialMLP).
     """
 
-    linear_s: float
+    linear_s: tuple[float, float]
     module_s: float
     torch_s: float
-    expert_s: float
+    expert_s: float | None
 
     def of(self, work: Iterable[OpWork], beside: Mapping[str, Calls] = _NONE, *, backward: bool = False) -> float:
         """Of one direction of ops, exchanges among them. beside: what is called beside their steps, by the ops' names."""
@@ -41,7 +42,7 @@ class Issuing:
             done = one.backward if backward else one.forward
             found += len(done.exchanges) * self.module_s
             if done.matmuls:
-                found += sum(map(self._matmul_s, done.matmuls))
+                found += sum(self._matmul_s(matmul, backward=backward) for matmul in done.matmuls)
             elif done.attention is not None:
                 found += self.module_s
             elif any(moved.bytes for moved in one.forward.traffic):  # else autograd's own
@@ -51,8 +52,10 @@ class Issuing:
                 found += calls.functions * self.module_s + (0.0 if backward else calls.torch * self.torch_s)
         return found
 
-    def _matmul_s(self, matmul: Matmul) -> float:
-        return self.linear_s + (matmul.groups - 1) * (self.expert_s if matmul.streams else 0.0)
+    def _matmul_s(self, matmul: Matmul, *, backward: bool) -> float:
+        linear_s = self.linear_s[backward]
+        expert_s = linear_s if self.expert_s is None else self.expert_s
+        return linear_s + (matmul.groups - 1) * (expert_s if matmul.streams else 0.0)
 
 
 GRAPHS = ("enable_cuda_graph", "external_cuda_graph")
@@ -65,9 +68,9 @@ def issuing(context: Context, device: Device) -> Issuing | None:
         return None
     local = is_local(context) or of_2021(context.options) or of_2022(context.options)
     module_s, torch_s = issue_s(device, "module").value, issue_s(device, "torch").value
-    linear_s = module_s if local else issue_s(device, "linear").value
+    both = (module_s, module_s) if local else linear_s(device)
     sequential = context.option("moe_grouped_gemm") is False
-    return Issuing(linear_s=linear_s, module_s=module_s, torch_s=torch_s, expert_s=linear_s if sequential else torch_s)
+    return Issuing(linear_s=both, module_s=module_s, torch_s=torch_s, expert_s=None if sequential else torch_s)
 
 
 def forward_s(pieces: Iterable[tuple[bool, float, float, int]]) -> float:
