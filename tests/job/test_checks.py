@@ -70,3 +70,29 @@ def test_a_card_without_units_for_a_type_is_refused(compute: str, cluster: str) 
     precision = {"params": "bf16", "compute": compute}
     with pytest.raises(Infeasible, match=f"has no {compute} units"):
         read_job({"schema": 1, "model": "llama-3.1-8b", "cluster": cluster, "precision": precision})
+
+
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [
+        ("gpt2", 1024),  # n_positions, openai-community/gpt2
+        ("opt-1.3b", 2048),  # its table has two rows more, that OPTLearnedPositionalEmbedding's offset takes
+        ({"base": "gpt2", "n_positions": 32}, 32),
+        ("bloom-560m", None),
+        ("llama-2-7b", None),
+    ],
+)
+def test_a_sequence_ends_where_a_learned_table_of_positions_does(minimal, model: object, most: int | None):
+    def of(length: int) -> Job:
+        return read_job(minimal(model=model, data={"seq_len": length}))
+
+    assert of(most or 1 << 20).data.seq_len == (most or 1 << 20)
+    if most is not None:
+        with pytest.raises(Infeasible, match=rf"data.seq_len = {most + 1}: is longer than .* use up to {most}"):
+            of(most + 1)
+
+
+def test_a_default_length_beyond_the_table_is_no_ones_claim(minimal):
+    job = read_job(minimal(model="gpt2"))
+    assert job.data.seq_len == 4096
+    assert any("data.seq_len = 4096: the default" in warning for warning in job.warnings)

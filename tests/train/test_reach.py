@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from tests.distributed.training import job_of
 
-from ullage.errors import Infeasible, Unsupported
-from ullage.job.read import read_job
+from ullage.errors import Unsupported
 from ullage.train.reach import refuse_what_is_not_run
 
 PP: dict[str, Any] = {"pp": 2, "pp_split": [2, 1]}
@@ -64,15 +63,6 @@ def test_refused_by_its_key(key: str, changes: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
         refuse_what_is_not_run(job)
     assert caught.value.key == key
-
-
-def test_a_sequence_beyond_a_table_of_positions_is_refused() -> None:
-    gpt2 = {"base": "gpt2", "n_positions": 32}
-    job = {"schema": 1, "model": gpt2, "cluster": "1xH100-SXM-80GB", "engine": {"name": "single"}, "precision": "fp32"}
-    refuse_what_is_not_run(read_job({**job, "data": {"seq_len": 32}}))
-    with pytest.raises(Infeasible, match=r"data.seq_len = 33: is longer than .* positions; allowed: up to 32"):
-        refuse_what_is_not_run(read_job({**job, "data": {"seq_len": 33}}))
-    refuse_what_is_not_run(job_of("ddp", 2, data={"seq_len": 65}))  # a llama of 64, whose rotations go on
 
 
 def test_what_is_run_passes() -> None:

@@ -16,7 +16,7 @@ from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
 from ullage.job.wide import left_wide
 from ullage.job.widened import widened, widens
-from ullage.model.build import MEGATRON_ARGUMENTS
+from ullage.model.build import MEGATRON_ARGUMENTS, table_of_positions
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
 
@@ -112,11 +112,17 @@ def graph_of(job: Job) -> Graph:
 
 def model_of(job: Job) -> Graph:
     """The graph of the job's model as its engine builds it, before any adapters."""
-    if job.engine.name != "megatron":
-        return build(job.model)
-    options = job.engine.options
-    arguments = FrozenMap({name: options[name] for name in MEGATRON_ARGUMENTS if name in options})
-    return build(job.model, mtp=True, arguments=arguments)
+    return build(job.model, mtp=job.engine.name == "megatron", arguments=_arguments(job))
+
+
+def longest_of(job: Job) -> int | None:
+    """The tokens of the longest sequence that the job's model has positions for; None: any number."""
+    return table_of_positions(job.model, _arguments(job))
+
+
+def _arguments(job: Job) -> FrozenMap:
+    options = job.engine.options if job.engine.name == "megatron" else {}
+    return FrozenMap({name: options[name] for name in MEGATRON_ARGUMENTS if name in options})
 
 
 def trained(graph: Graph, job: Job) -> Graph:

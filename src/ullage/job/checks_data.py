@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ullage.job.adapted import PACKED, STORAGE
+from ullage.errors import UllageError
+from ullage.job.adapted import PACKED, STORAGE, longest_of
 from ullage.job.architecture import Architecture
 from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
@@ -124,4 +125,22 @@ def _multimodal(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield warning("model", job.model.name, what, "add the tower's weights, states and activations")
 
 
-CHECKS = (_stage, _stack, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision, _multimodal)
+def _length(job: Job, arch: Architecture) -> Iterator[Violation]:
+    """A learned table has a row for each position: torch's embedding refuses an index beyond it, Megatron the arguments.
+
+    A default that is longer is nobody's claim: it is said, and answered as any other.
+    """
+    try:
+        longest = longest_of(job)
+    except UllageError:  # a model that no account can read is refused there, in its own words
+        return
+    length = job.data.seq_len
+    if longest is not None and length > longest:
+        what = f"is longer than the model's learned table of {longest} positions, where a run stops"
+        if f"data.seq_len = {length}" in job.defaults:
+            yield warning("data.seq_len", length, f"the default, {what}", f"set it, up to {longest}")
+        else:
+            yield infeasible("data.seq_len", length, what, f"use up to {longest}, or a model of more positions")
+
+
+CHECKS = (_stage, _stack, _length, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision, _multimodal)

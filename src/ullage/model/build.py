@@ -30,6 +30,13 @@ def graph(config: ModelConfig, *, mtp: bool = False, arguments: FrozenMap = Froz
     return build(_told(spec, arguments))
 
 
+@lru_cache(maxsize=128)
+def table_of_positions(config: ModelConfig, arguments: FrozenMap = FrozenMap()) -> int | None:
+    """The tokens that a learned table of positions has rows for; None where there is no table, and positions go on."""
+    spec = _told(decoder_spec(config), arguments)
+    return spec.max_positions or None if spec.positions == "learned" else None
+
+
 def _told(spec: DecoderSpec, arguments: FrozenMap) -> DecoderSpec:
     """Norms of queries and keys, of a model of type gpt; positions and norms of a hybrid, whose keys have none of the kinds that Megatron
     can give it. Of other models the keys say them, and latent attention has norms of its own."""

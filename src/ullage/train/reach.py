@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ullage.engines.reach import runs_along_the_sequence
-from ullage.errors import Infeasible, Unsupported
-from ullage.job.adapted import adapters_type, graph_of, unmodelled
+from ullage.errors import Unsupported
+from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
 from ullage.job.precision import resolve
 from ullage.trace.reach import not_built
@@ -75,7 +75,6 @@ def refuse_what_is_not_run(job: Job) -> None:
     for key, value in refused.items():
         if value is not None:
             raise Unsupported("is not run yet", key=key, value=value, remedy="docs/train.md lists what is")
-    _refuse_length(job)
     _refuse_options(job)
     _refuse_types(job)
     _refuse_groups(job)
@@ -95,24 +94,6 @@ def _not_offloaded(job: Job, part: str) -> str | None:
     whole = job.engine.name == "fsdp2" and job.offload.params == "cpu" and job.layout.tp == job.layout.pp == 1
     runs = place == "cpu" and part != "activations" and (whole or job.engine.name == "deepspeed")
     return None if runs or place == "none" else place
-
-
-def _refuse_length(job: Job) -> None:
-    """A table of positions has a row for each; rotations go on."""
-    try:
-        graph = graph_of(job)
-    except Unsupported:  # a model that has no account is trained all the same
-        return
-    rows = graph.sizes["positions"]
-    assert isinstance(rows, int), rows
-    learned = any(param.dims[0] == "positions" for param in graph.runs[0].block.params)
-    if learned and job.data.seq_len > rows:
-        raise Infeasible(
-            "is longer than the model's table of positions",
-            key="data.seq_len",
-            value=job.data.seq_len,
-            allowed=f"up to {rows}",
-        )
 
 
 def _refuse_options(job: Job) -> None:
