@@ -137,6 +137,9 @@ def test_losses() -> None:
     """Above the saved log-softmax: two fp32 gradients; chunked: of one chunk; compiled: one bf16 gradient over bf16 logits."""
     assert head_peak() == pytest.approx(2.0, abs=0.01)
     assert head_peak(compile_loss=True) == pytest.approx(0.5, abs=0.01)
+    whole = "whole model and loss"
+    assert head_peak(compile=True, compile_scope=whole) == head_peak(compile=True, compile_loss=True)
+    assert head_peak(compile_scope=whole) == head_peak()
     assert head_peak(loss="vocab-parallel", tp=4) == pytest.approx(3 / 4, abs=0.01)
     assert head_peak(loss="chunked") < 1.0
     assert head_peak(loss="fused-linear") < 0.1

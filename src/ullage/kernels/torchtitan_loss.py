@@ -16,11 +16,18 @@ def loss(ops: tuple[Op, ...], context: Context) -> list[Step]:
         return [_chunked_linear(op, context)]
     if context.loss == "chunked":
         return [_chunked(op, context)]
-    if context.option("compile_loss"):
+    if _is_compiled(context):
         return [_compiled(op, context)]
     if context.loss.startswith("vocab-parallel") and context.tp > 1:
         return _loss_parallel(op, context)
     return _whole(op, context)
+
+
+def _is_compiled(context: Context) -> bool:
+    """By itself, or in one function with the model, which ``compile_scope`` says in words: "whole model and loss" (torchao
+    benchmarks/quantized_training/pretrain_llama2.py, get_loss)."""
+    with_the_model = context.compile and "loss" in str(context.option("compile_scope", ""))
+    return bool(context.option("compile_loss")) or with_the_model
 
 
 def _upcast(op: Op, context: Context) -> Step:
