@@ -50,10 +50,13 @@ SAME_LOSS = {"fp32": 1e-4, "bf16-mixed": 2e-2}  # relative: docs/train.md, "What
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """engine: of a job of ullage's; by_hand: what makes the other's model, optimizer and step for a precision."""
+    """engine, options: of a job of ullage's; mixed: more options where it has 16-bit types. by_hand: what makes the other's model,
+    optimizer and step for a precision."""
 
     name: str
-    engine: dict[str, object] | None = None
+    engine: str = ""
+    options: dict[str, bool] = field(default_factory=dict)
+    mixed: dict[str, bool] = field(default_factory=dict)
     by_hand: Callable[[str], Made] | None = None
 
     def job(self, precision: str) -> Job:
@@ -63,7 +66,7 @@ class Contender:
                 "model": LLAMA,
                 "cluster": f"{RANKS}xH100-SXM-80GB",
                 "stack": "transformers",
-                "engine": self.engine,
+                "engine": {"name": self.engine, "options": self.options | (self.mixed if precision != "fp32" else {})},
                 "layout": {"dp": RANKS},
                 "precision": precision,
                 "recompute": "none",
@@ -76,12 +79,12 @@ class Contender:
 
 TECHNIQUES = {  # ullage's first
     "replicas": (
-        Contender(name="ullage ddp", engine={"name": "ddp", "options": {"reduce_in_place": True}}),
+        Contender(name="ullage ddp", engine="ddp", options={"reduce_in_place": True}, mixed={"cast_once": True}),
         Contender(name="DDP", by_hand=ddp),
         Contender(name="DeepSpeed", by_hand=partial(deepspeed, stage=0)),
     ),
     "shards": (
-        Contender(name="ullage fsdp2", engine={"name": "fsdp2"}),
+        Contender(name="ullage fsdp2", engine="fsdp2"),
         Contender(name="FSDP2", by_hand=fsdp2),
         Contender(name="DeepSpeed ZeRO-3", by_hand=partial(deepspeed, stage=3)),
     ),

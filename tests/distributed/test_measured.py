@@ -35,7 +35,9 @@ CASES = {
     "DDP, views": job("ddp", options={"gradient_as_bucket_view": True}),
     "DDP, in place": job("ddp", options=IN_PLACE),
     "DDP, in place, one micro-batch": job("ddp", options=IN_PLACE, data={**DATA, "grad_accum": 1}),
-    "DDP, in place, tied, large": job("ddp", options=IN_PLACE, model=LARGE, precision="bf16-mixed"),
+    "DDP, in place, casts once, tied, large": job(
+        "ddp", options={**IN_PLACE, "cast_once": True}, model=LARGE, precision="bf16-mixed"
+    ),
     "DDP, in place, adapters": job("ddp", options=IN_PLACE, lora={"rank": 8}, precision="bf16-mixed"),
     "ZeRO-1": job("zero1"),
     "ZeRO-1, in place": job("zero1", options=IN_PLACE),

@@ -36,7 +36,9 @@ TWO = {
     "DDP": job_of("ddp", 2),
     "DDP, views": job_of("ddp", 2, options={"gradient_as_bucket_view": True, "bucket_cap_mb": 1}),
     "DDP, in place": job_of("ddp", 2, options={"reduce_in_place": True}, model={"tie_word_embeddings": True}),
-    "ZeRO-1, in place, fp16": job_of("zero1", 2, options={"reduce_in_place": True}, precision="fp16-mixed"),
+    "ZeRO-1, in place, casts once, fp16": job_of(
+        "zero1", 2, options={"reduce_in_place": True, "cast_once": True}, precision="fp16-mixed"
+    ),
     "ZeRO-1": job_of("zero1", 2),
     "ZeRO-2": job_of("fsdp2", 2, zero_stage=2),
     "ZeRO-3": job_of("fsdp2", 2),

@@ -121,6 +121,16 @@ def message(source: object, *overrides: str, error: type[UllageError] = UllageEr
             Contradiction,
             ["engine.options.bucket_cap_mb = 10", "reduce_in_place has none", "leave one of them out"],
         ),
+        (
+            "engine: {name: ddp, options: {cast_once: true}}\nprecision: fp32",
+            Contradiction,
+            ["precision = fp32", "nothing is cast", "leave engine.options.cast_once out"],
+        ),
+        (
+            "engine: {name: ddp, options: {cast_once: true}}\nlora: {rank: 8}",
+            Contradiction,
+            ["lora = set", "adapters cast for themselves"],
+        ),
         ("stack: vllm", InvalidInput, ["stack = vllm", "transformers"]),
         ("stack: transformers\nengine: {name: megatron}", Contradiction, ["stack = transformers", "Megatron"]),
     ],

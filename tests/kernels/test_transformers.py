@@ -109,7 +109,10 @@ def llama(g: float, a: float, vocab: int = 32768) -> Graph:
 
 @pytest.mark.parametrize(("g", "a"), [(0.25, 2.0), (1.0, 2.75), (0.125, 3.5)])
 def test_saved_bytes_of_a_llama_layer(g: float, a: float) -> None:
-    """bf16 u(10 + 2g + 4a) + 4TH; fp32 weights under autocast u(15 + 2g + 4a) + 2 x parameters + 4TH; fp32 2u(8 + 2g + 4a) + 4TH."""
+    """bf16 u(10 + 2g + 4a) + 4TH; fp32 weights under autocast u(15 + 2g + 4a) + 2 x parameters + 4TH; fp32 2u(8 + 2g + 4a) + 4TH.
+
+    Under autocast q, k, v, gate and up cast five copies of two norms' outputs: where they cast once, three fewer.
+    """
     model, data = llama(g, a), Data(seq_len=TOKENS)
     parameters = sum(model.numel(param) for param in block_of(model, "layer").params if len(param.dims) > 1)
 
@@ -121,6 +124,8 @@ def test_saved_bytes_of_a_llama_layer(g: float, a: float) -> None:
     assert net(compute="fp32", params="fp32", residual="fp32") == 2 * U * (8 + 2 * g + 4 * a) + LSE + STATISTICS
     autocast = {"params": "fp32", "residual": "fp32", "autocast": True}
     assert net(**autocast) == U * (15 + 2 * g + 4 * a) + 2 * parameters + LSE + STATISTICS
+    once = net(**autocast, options=FrozenMap({"cast_once": True}))
+    assert once == U * (12 + 2 * g + 4 * a) + 2 * parameters + LSE + STATISTICS
 
 
 def test_a_checkpointed_mlp_runs_again_as_far_as_its_last_saved_tensor() -> None:

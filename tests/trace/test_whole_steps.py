@@ -1,6 +1,7 @@
 """A whole step's peak under every engine: the closed form, the trace of the real code and torch's own trackers agree."""
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,16 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.engines.estimate import estimate
+from ullage.job.read import read_job
+from ullage.memory.ledger import by_category
 from ullage.trace import sharded, values
 from ullage.trace.hooks import as_in_a_run
 from ullage.trace.like import cuda as like_cuda
 from ullage.trace.models import factory_of
 from ullage.trace.recorder import Recorder
 from ullage.trace.run import _process_group
-from ullage.trace.whole import ENGINES, MODES, Case, cases, row
+from ullage.trace.whole import ENGINES, MODELS, MODES, Case, cases, row, traced
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),  # of DTensor's views: nobody changes them in place
@@ -111,3 +115,26 @@ def tracked(case: Case) -> int:
 def test_torch_tracker_agrees(case: Case) -> None:
     found = row(case)
     assert found.closed == pytest.approx(tracked(case), rel=NEAR)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("options", [{}, {"reduce_in_place": True}], ids=str)
+def test_linears_that_cast_their_input_once(options: dict[str, bool], recompute: str) -> None:
+    """Long sequences, so that what layers keep is most of the peak."""
+
+    def peaks(options: dict[str, bool]) -> tuple[int, int]:
+        keys: dict[str, Any] = {
+            "engine": {"name": "ddp", "options": options},
+            "layout": {"dp": 4},
+            "recompute": recompute,
+        }
+        keys |= {"optimizer": {"name": "sgd", "impl": "foreach"}, "data": {"seq_len": 512, "micro_batch": 4}}
+        job = read_job({"model": MODELS["llama"], "cluster": "4xH100-SXM-80GB", "precision": "bf16-mixed", **keys})
+        answer = estimate(job)
+        closed = answer.peak.allocated_bytes - by_category(answer.ledger).get("workspace", 0)
+        return closed, traced(job).steady.bytes
+
+    (closed, found), (_, before) = peaks({**options, "cast_once": True}), peaks(options)
+    assert closed == pytest.approx(found, rel=NEAR)
+    if recompute == "none":  # of each of three layers two copies for q, k and v, and one for gate and up
+        assert before - found == pytest.approx(3 * 3 * (4 * 512) * 256 * 2, rel=0.01)

@@ -101,6 +101,23 @@ def _reduced_in_place(job: Job, arch: Architecture) -> Iterator[Violation]:
             yield contradiction(f"engine.options.{name}", job.engine.options[name], what, "leave one of them out")
 
 
+def _cast_once(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.engine.options.get("cast_once") is not True:
+        return
+    wrong = {
+        "precision": (job.precision.compute, "runs without autocast, and nothing is cast", job.precision.autocast),
+        "stack": (job.stack, "has linears of its own, and cast_once is of transformers'", job.stack == "transformers"),
+        "lora": (
+            "set",
+            "cast_once is of models that are trained whole: adapters cast for themselves",
+            job.lora is None,
+        ),
+    }
+    for key, (value, what, right) in wrong.items():
+        if not right:
+            yield contradiction(key, value, what, "leave engine.options.cast_once out")
+
+
 def _precision(job: Job, arch: Architecture) -> Iterator[Violation]:
     capability = job.cluster.device.compute_capability
     if capability is None:
@@ -143,4 +160,15 @@ def _length(job: Job, arch: Architecture) -> Iterator[Violation]:
             yield infeasible("data.seq_len", length, what, f"use up to {longest}, or a model of more positions")
 
 
-CHECKS = (_stage, _stack, _length, _offload, _lora, _optimizer_in_backward, _reduced_in_place, _precision, _multimodal)
+CHECKS = (
+    _stage,
+    _stack,
+    _length,
+    _offload,
+    _lora,
+    _optimizer_in_backward,
+    _reduced_in_place,
+    _cast_once,
+    _precision,
+    _multimodal,
+)

@@ -17,7 +17,8 @@ def matmul(
     rows: bool = False,
     dtype: str | None = None,
 ) -> Value:
-    """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself.
+    """F.linear: saves its input; under autocast also the weight's copy, and each consumer casts its input for itself, unless they cast it
+    once (trace/cast_once.py).
 
     dtype: of the weights, where they have another than the model's.
 
@@ -27,7 +28,8 @@ def matmul(
     stored = dtype or tape.weight_dtype
     compute = tape.context.compute if tape.context.autocast else stored
     copies = {param: tape.cast_weight(param, dims, stored) for param, dims in params}
-    cast = tape.cast(source, compute, f"{name}.input")
+    narrow = f"{source.name}.{compute}" if tape.context.options.get("cast_once") else f"{name}.input"
+    cast = tape.values.get(narrow) or tape.cast(source, compute, narrow)
     of_weights = [param if copy is None else copy.name for param, copy in copies.items() if not _is_bias(param)]
     weights: tuple[WeightGrad, ...] = ()
     if stored == compute:

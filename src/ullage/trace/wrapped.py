@@ -104,6 +104,10 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 def wrapped(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     """The model under its engine's data parallelism."""
+    if job.engine.options.get("cast_once"):
+        from ullage.trace.cast_once import cast_once
+
+        cast_once(model)
     if job.layout.dp == job.layout.pp == 1:
         return model
     if job.engine.name == "fsdp2":

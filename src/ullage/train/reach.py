@@ -31,14 +31,14 @@ HALVED = ("zb-h1", "zbv", "dualpipev")
 """Those that halve backwards, which take a list of stages."""
 ATTENTION = ("flash", "math", "eager")
 _OF_ALL = ("momentum",)
-_OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb", "reduce_in_place")
+_OF_DDP = (*_OF_ALL, "gradient_as_bucket_view", "bucket_cap_mb", "reduce_in_place", "cast_once")
 _OF_DEEPSPEED = """
     reduce_bucket_size overlap_comm contiguous_gradients sub_group_size stage3_prefetch_bucket_size
     stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters
     stage3_max_reuse_distance grad_accum_dtype communication_data_type loss_scale initial_scale_power
     loss_scale_window hysteresis min_loss_scale"""
 OPTIONS = {
-    "single": _OF_ALL,
+    "single": (*_OF_ALL, "cast_once"),
     "ddp": _OF_DDP,
     "zero1": _OF_DDP,
     "fsdp2": (*_OF_ALL, "reshard_after_forward", "reduce_dtype", "sync_each_batch"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ullage.job import fields
 from ullage.job.options.spec import ANY, COUNT, DTYPE, FLAG, RESHARD, SWITCH, TEXT, WORDS, Option, Status, table
 
-# reduce_in_place: of `ullage train`, which then reduces gradients itself (trace/replicas.py).
+# Of `ullage train` alone: reduce_in_place, with which it reduces gradients itself (trace/replicas.py), and cast_once (trace/cast_once.py).
 _DDP = table(
     {
         Status.MODELLED: {COUNT: "bucket_cap_mb", FLAG: "gradient_as_bucket_view reduce_in_place"},
@@ -66,4 +66,6 @@ _TITAN = table(
 
 _LITGPT = table({Status.MODELLED: {FLAG: "lm_head_chunked"}}, stacks=("litgpt",))
 
-OPTIONS: tuple[Option, ...] = _DDP + _FSDP + _TITAN + _LITGPT
+_CAST_ONCE = table({Status.MODELLED: {FLAG: "cast_once"}}, engines=("single", "ddp", "zero1"))
+
+OPTIONS: tuple[Option, ...] = _DDP + _CAST_ONCE + _FSDP + _TITAN + _LITGPT
