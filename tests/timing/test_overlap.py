@@ -63,6 +63,12 @@ def test_ampere_loses_the_sms_that_nccl_keeps() -> None:
     assert beside_s(contention(device("A100-SXM-80GB")), 4.0, 1.0) == pytest.approx(4.0 + 16 / 108)
 
 
+def test_other_kernels_run_on_the_sms_that_nccl_leaves() -> None:
+    """16 of them are NCCL's, and a block has an SM to itself (NVIDIA/nccl#689); a matmul takes twice as long on Hopper."""
+    assert contention(device("H100-SXM-80GB")).hindered_s(3.0, 2.0, 9.0) == pytest.approx(3.0 + 2.0 * 16 / (132 - 16))
+    assert contention(device("A100-SXM-80GB")).hindered_s(3.0, 2.0, 9.0) == pytest.approx(5.0 * 16 / (108 - 16))
+
+
 def test_torch_takes_time_to_call_a_collective() -> None:
     """An all-gather of 64 MiB on 8 B200 takes 177 us in a training process (MooreThreads/SimuMax@4dcaae5), 137 in nccl-tests."""
     job = read_job({"model": "llama-3.1-8b", "cluster": "8xB200-SXM-180GB", "engine": {"name": "ddp"}})

@@ -25,7 +25,18 @@ class Contention:
     @property
     def slowdown(self) -> float:
         """Of a matmul that runs beside a longer collective from its start to its end."""
-        return 2.0 if self.two_waves else 1.0 / (1.0 - self.share)
+        return 2.0 if self.two_waves else self.others
+
+    @property
+    def others(self) -> float:
+        """Of any other kernel there: its blocks run on the SMs that are left."""
+        return 1.0 / (1.0 - self.share)
+
+    def hindered_s(self, matmul_s: float, others_s: float, total_s: float) -> float:
+        """What a wire that is busy all the while adds to a pass. others_s: of its other kernels. total_s: with what it waits for."""
+        if self.everything:
+            return (self.slowdown - 1.0) * total_s
+        return (self.slowdown - 1.0) * matmul_s + (self.others - 1.0) * others_s
 
 
 _LEAST_OVERLAP = 0.01  # a slowdown stays a number

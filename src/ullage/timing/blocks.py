@@ -36,6 +36,11 @@ class Parts:
     def of(self, part: str) -> float:
         return next((value for name, value in self.items if name == part), 0.0)
 
+    @property
+    def others_s(self) -> float:
+        """Of what computes, all but matmuls."""
+        return self.of(ATTENTION) + self.of(MEMORY)
+
     def __add__(self, other: Parts) -> Parts:
         return added((self, other))
 
@@ -73,6 +78,10 @@ class BlockTime:
     @property
     def backward_matmul_s(self) -> float:
         return self.backward.of(COMPUTE) + self.recompute.of(COMPUTE)
+
+    @property
+    def backward_others_s(self) -> float:
+        return self.backward.others_s + self.recompute.others_s
 
 
 @frozen

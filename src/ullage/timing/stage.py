@@ -200,7 +200,9 @@ class Stage:
                 compute_s=self._run_s(block, time.forward.total_s, hosted=hosted)
                 + (self._copied_out_s(block) if gathers else 0.0),
                 gather_s=self._gather_s(block, hosted=hosted, both=False) if gathers else 0.0,
-                hindered_s=self._hindered_s(time.forward.of(COMPUTE), time.forward.total_s),
+                hindered_s=self.contention.hindered_s(
+                    time.forward.of(COMPUTE), time.forward.others_s, time.forward.total_s
+                ),
             )
             wrapped += [one] * count
         return forward_s(wrapped)
@@ -221,14 +223,10 @@ class Stage:
                 + (0.0 if beside else copied),
                 gather_s=self._gather_s(block, hosted=hosted, both=True) if block.name in again else 0.0,
                 reduce_s=(self._reduce_s(block) if reduces else 0.0) + (copied if beside else 0.0),
-                hindered_s=self._hindered_s(time.backward_matmul_s, time.backward_s),
+                hindered_s=self.contention.hindered_s(time.backward_matmul_s, time.backward_others_s, time.backward_s),
             )
             wrapped += [one] * count
         return backward_s(wrapped)
-
-    def _hindered_s(self, matmul_s: float, total_s: float) -> float:
-        """What a busy wire would add to a block's pass."""
-        return (self.contention.slowdown - 1.0) * (total_s if self.contention.everything else matmul_s)
 
     def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
         """One block's pass, what its neighbour leaves on the host copied beside it."""
