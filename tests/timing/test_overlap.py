@@ -9,9 +9,11 @@ from ullage.calibration.overlap import beside_s, contention
 from ullage.comm.cost import seconds as transfer_s
 from ullage.comm.group import Group
 from ullage.hardware.catalogue import device
+from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
-from ullage.timing.machine import called
+from ullage.timing.machine import called, exchange_cost
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
+from ullage.timing.step import stages
 
 
 def test_gathers_hide_behind_computing() -> None:
@@ -67,6 +69,20 @@ def test_other_kernels_run_on_the_sms_that_nccl_leaves() -> None:
     """16 of them are NCCL's, and a block has an SM to itself (NVIDIA/nccl#689); a matmul takes twice as long on Hopper."""
     assert contention(device("H100-SXM-80GB")).hindered_s(3.0, 2.0, 9.0) == pytest.approx(3.0 + 2.0 * 16 / (132 - 16))
     assert contention(device("A100-SXM-80GB")).hindered_s(3.0, 2.0, 9.0) == pytest.approx(5.0 * 16 / (108 - 16))
+
+
+@pytest.mark.parametrize(("name", "sms", "most"), [("H100-SXM-80GB", 132, 1 / 2), ("A100-SXM-80GB", 108, 16 / 108)])
+def test_a_hidden_all_reduce_slows_the_backward_down(name: str, sms: int, most: float) -> None:
+    """By 16 SMs of all, on Hopper by half of it at most, were everything a matmul (pytorch/pytorch#143988)."""
+    job = read_job(
+        {"model": "llama-3.1-8b", "cluster": f"8x{name}", "data": {"seq_len": 8192}, "engine": {"name": "ddp"}}
+    )
+    (stage,) = stages(job, graph_of(job))
+    ((reduced, times, wait_s),) = stage.replicas()
+    sent_s = exchange_cost(job, reduced).seconds
+    assert (times, reduced.kind) == (1, "all_reduce")
+    assert sent_s < stage.computed[0].last_backward_s
+    assert 16 / sms * sent_s <= wait_s * 1.001 <= most * sent_s * 1.002
 
 
 def test_torch_takes_time_to_call_a_collective() -> None:

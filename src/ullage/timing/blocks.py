@@ -79,10 +79,6 @@ class BlockTime:
     def backward_matmul_s(self) -> float:
         return self.backward.of(COMPUTE) + self.recompute.of(COMPUTE)
 
-    @property
-    def backward_others_s(self) -> float:
-        return self.backward.others_s + self.recompute.others_s
-
 
 @frozen
 class Place:

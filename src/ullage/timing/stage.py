@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from copy import copy
+from operator import attrgetter
 
 from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
@@ -92,6 +93,10 @@ def waits_for_sends(job: Job) -> bool:
         return False
     named = (job.engine.options.get(name) for name in ("overlap_p2p_comm", "overlap_p2p_communication"))
     return of_2021(job.engine.options) or any(value is False for value in named)
+
+
+_NOTHING = Wrapped(compute_s=0.0)
+_compute_s = attrgetter("compute_s")
 
 
 @frozen
@@ -200,9 +205,7 @@ class Stage:
                 compute_s=self._run_s(block, time.forward.total_s, hosted=hosted)
                 + (self._copied_out_s(block) if gathers else 0.0),
                 gather_s=self._gather_s(block, hosted=hosted, both=False) if gathers else 0.0,
-                hindered_s=self.contention.hindered_s(
-                    time.forward.of(COMPUTE), time.forward.others_s, time.forward.total_s
-                ),
+                hindered_s=self._hindered_s(time.forward),
             )
             wrapped += [one] * count
         return forward_s(wrapped)
@@ -223,10 +226,14 @@ class Stage:
                 + (0.0 if beside else copied),
                 gather_s=self._gather_s(block, hosted=hosted, both=True) if block.name in again else 0.0,
                 reduce_s=(self._reduce_s(block) if reduces else 0.0) + (copied if beside else 0.0),
-                hindered_s=self.contention.hindered_s(time.backward_matmul_s, time.backward_others_s, time.backward_s),
+                hindered_s=self._hindered_s(time.backward + time.recompute),
             )
             wrapped += [one] * count
         return backward_s(wrapped)
+
+    def _hindered_s(self, done: Parts) -> float:
+        """What a busy wire would add to a block's pass."""
+        return self.contention.hindered_s(done.of(COMPUTE), done.others_s, done.total_s)
 
     def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
         """One block's pass, what its neighbour leaves on the host copied beside it."""
@@ -362,15 +369,23 @@ class Stage:
         options = self.job.engine.options
         overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
         gathers = flag(options, "overlap_param_gather", False)
-        last = min(time.last_backward_s for time in self.computed) if overlaps else 0.0
-        first = min(time.first_forward_s for time in self.computed) if gathers else 0.0
+        last = min(self._covers(1), key=_compute_s) if overlaps else _NOTHING
+        first = min(self._covers(0), key=_compute_s) if gathers else _NOTHING
         for one in states.replica_reductions(self.job, self.trained):
             yield one, states.reductions(self.job), self._past_s(self._sent_s([one]), last)
         for one in states.replica_gathers(self.job, self.trained):
             yield one, 1, self._past_s(self._sent_s([one]), first)
 
-    def _past_s(self, sent_s: float, cover_s: float) -> float:
+    def _covers(self, way: int) -> Iterator[Wrapped]:
+        """Of each chunk, its first forward (0) or its last backward (1)."""
+        for at, time in enumerate(self.computed):
+            compute_s = (time.first_forward_s, time.last_backward_s)[way]
+            passes = (((one.forward, one.backward + one.recompute)[way], count) for _, one, count in self.runs[at])
+            hindered_s = sum(self._hindered_s(done) * count for done, count in passes)
+            yield Wrapped(compute_s=compute_s, hindered_s=hindered_s)
+
+    def _past_s(self, sent_s: float, cover: Wrapped) -> float:
         """What an exchange adds to the pass that it runs beside."""
         if self.contention.everything:
-            return beside_s(self.contention, cover_s, sent_s) - cover_s
-        return max(0.0, sent_s - cover_s)
+            return beside_s(self.contention, cover.compute_s, sent_s) - cover.compute_s
+        return max(cover.end(0.0, [(0.0, sent_s)]), sent_s) - cover.compute_s
