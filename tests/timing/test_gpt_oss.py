@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.timing.layers import GPT_OSS, in_megatron, layer_works
+from tests.timing.layers import GPT_OSS, MIXTRAL, in_megatron, layer_works
 
+from ullage.job.read import read_job
 from ullage.timing.work import OpWork
 
 TOKENS, HIDDEN, FFN, TOP_K = 1024, 2880, 2880, 4
@@ -35,3 +36,14 @@ def test_gate_and_up_are_clamped_before_the_fused_kernel() -> None:
     work = _works()["experts.act.clamp"]
     assert [one.bytes for one in work.forward.traffic] == [8 * ROWS * 2 * FFN]
     assert [one.bytes for one in work.backward.traffic] == [10 * ROWS * 2 * FFN]
+
+
+def test_rotary_embedding_is_not_fused_where_it_is_scaled() -> None:
+    """YaRN's factor keeps Megatron from Transformer Engine's kernel (models/common/embeddings/rope_utils.py): 24 and 28 bytes an element,
+    as torch's ops read and write them, against 4 of the kernel."""
+    works = _works()
+    for name, heads in (("rope.q", 64), ("rope.k", 8)):
+        (there,), (back,) = works[name].forward.traffic, works[name].backward.traffic
+        assert (there.bytes, back.bytes) == (24 * TOKENS * heads * 64, 28 * TOKENS * heads * 64)
+    plain = layer_works(read_job(GPT_OSS | {"model": MIXTRAL, "engine": {"name": "megatron", "zero_stage": 1}}))
+    assert [one.bytes for one in plain["rope.q"].forward.traffic] == [4 * TOKENS * 16 * 128]

@@ -6,17 +6,49 @@ from ullage.frozen import replace
 from ullage.kernels.megatron_common import is_local
 from ullage.kernels.step import Buffer, Context, Step
 from ullage.kernels.transformers_attention import flash_backward
-from ullage.model.graph import BATCH, SEQ, Op
+from ullage.model.graph import BATCH, SEQ, Op, Tensor
 
 
 def rope(ops: tuple[Op, ...], context: Context) -> list[Step]:
-    """New q and k; the fused kernel keeps nothing of them."""
+    """New q and k, of which nothing is kept."""
     (op,) = ops
-    q, k = (context.tensor(tensor, f"{tensor.name[0]} after rotary embedding") for tensor in op.outputs)
+    turned = _turned_by_torch if op.attrs["scaled"] else _turned_at_once
     return [
-        Step(name="rope.q", reads=(op.inputs[0],), writes=(q,), module="rope"),
-        Step(name="rope.k", reads=(op.inputs[1],), writes=(k,), module="rope"),
+        turned(f"rope.{tensor.name[0]}", read, tensor, context)
+        for read, tensor in zip(op.inputs, op.outputs, strict=True)
     ]
+
+
+def _turned_at_once(name: str, read: str, tensor: Tensor, context: Context) -> Step:
+    return Step(name=name, reads=(read,), writes=(_turned(tensor, context),), module="rope")
+
+
+UNFUSED_ROPE = (24, 28)
+"""Bytes through memory of one 16-bit element, forward and backward: two products (8), half of it negated (2), halves joined (4), the sum
+(6), and the joining with the dimensions past the rotary ones, of which there are none (4); back the same but for that, and zeros for
+those (2), added (6). Traced with torch 2.13 op by op."""
+
+
+def _turned_by_torch(name: str, read: str, tensor: Tensor, context: Context) -> Step:
+    """Where cosines and sines are scaled (YaRN), which no fused kernel takes (models/common/embeddings/rope_utils.py, mscale)."""
+    turned = _turned(tensor, context)
+    beside = tuple(
+        Buffer(f"{turned.name}.{part}", turned.bytes, part, turned.formula) for part in ("halves", "product")
+    )
+    forward, backward = (each * context.numel(tensor.dims) for each in UNFUSED_ROPE)
+    return Step(
+        name=name,
+        reads=(read,),
+        writes=(turned,),
+        scratch=beside,
+        backward_scratch=beside,
+        module="rope",
+        moves=(forward, backward),
+    )
+
+
+def _turned(tensor: Tensor, context: Context) -> Buffer:
+    return context.tensor(tensor, f"{tensor.name[0]} after rotary embedding")
 
 
 def attention(ops: tuple[Op, ...], context: Context) -> list[Step]:

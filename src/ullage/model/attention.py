@@ -101,7 +101,7 @@ def _rope(spec: DecoderSpec, q: str, k: str) -> Op:
             Tensor(name="q_final", dims=(BATCH, SEQ, "heads", "head_dim")),
             Tensor(name="k_final", dims=(BATCH, SEQ, "kv_heads", "head_dim")),
         ),
-        attrs=FrozenMap({"fraction": spec.rope_fraction}),
+        attrs=FrozenMap({"fraction": spec.rope_fraction, "scaled": spec.rope_scaled}),
         module="rope",
     )
 

@@ -66,6 +66,7 @@ class DecoderSpec:
     mlp_form: its name in config.json where that is another ("gelu_new" is composed of small ops, "gelu" is one kernel).
     qk_norm: None | "head" (over head_dim) | "all" (over all heads at once) | "heads" (over head_dim, a weight for each head)
     | "unscaled" (over head_dim, no weight, roped layers only). post_norms: norms after attention and MLP too (gemma2).
+    rope_scaled: rotary cosines and sines are multiplied by a factor (YaRN's, arXiv 2309.00071, section 3.4).
     parallel_residual: attention and MLP read the same stream and are added together (gpt_neox); shared_norm: by one norm.
     """
 
@@ -97,6 +98,7 @@ class DecoderSpec:
     embedding_norm: bool = False
     positions: str = "rope"  # rope | learned | alibi | none
     rope_fraction: float = 1.0
+    rope_scaled: bool = False
     rope_layers: tuple[bool, ...] = ()  # per layer, empty: every layer, where positions is rope
     max_positions: int = 0
     position_offset: int = 0

@@ -17,6 +17,7 @@ def spec(keys: Keys) -> DecoderSpec:
         qkv_bias=bias,
         out_bias=bias,
         attention_sinks=True,
+        rope_scaled=True,  # YaRN by 32
         mlp_form="clamped_silu",  # (up + 1) * gate * sigmoid(1.702 gate), both clamped
         windows=windows(keys, base.layers, sliding_window(keys, 128), lambda index: index % 2 == 0),
         experts=Experts(
