@@ -42,6 +42,9 @@ LOSSES = {
 STEPS_IN_BACKWARD = ("single",)
 """Engines whose account knows the optimizer's step inside the backward (optimizer_in_bwd)."""
 
+CAPTURES = ("fsdp2", "torchtitan")
+"""Whose account knows a whole step captured in one graph, and of whose layer code."""
+
 
 def refuse_what_is_not_read(job: Job) -> None:
     """Raises Unsupported for the first key of the job that moves memory and that its engine's account does not read."""
@@ -248,6 +251,9 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),
     "offload.activations": _offload("activations"),
+    "engine.options.graph_trainer": lambda job: (
+        True if job.engine.options.get("graph_trainer") and (job.engine.name, job.stack) != CAPTURES else None
+    ),
     "engine.options.optimizer_in_bwd": lambda job: (
         True if job.engine.options.get("optimizer_in_bwd") and job.engine.name not in STEPS_IN_BACKWARD else None
     ),

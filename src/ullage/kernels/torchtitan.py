@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.errors import Unsupported
-from ullage.kernels import pointwise, torchtitan_attention, torchtitan_loss, torchtitan_moe
+from ullage.kernels import pointwise, torchtitan_attention, torchtitan_captured, torchtitan_loss, torchtitan_moe
 from ullage.kernels.lowering import lower_ops
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.kernels.torchtitan_linear import embedding, linear
@@ -39,7 +39,9 @@ def lower(block: Block, context: Context) -> tuple[Step, ...]:
 
 
 def selective(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
-    """The per-op policy (selective_ac_option "op"): saves attention and every second matmul."""
+    """The per-op policy (selective_ac_option "op"): saves attention and every second matmul. A captured graph has policies of its own."""
+    if torchtitan_captured.is_captured(context):
+        return torchtitan_captured.policy(steps, context)
     return policy(steps, context)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.kernels.step import Buffer, Context, Step
+from ullage.kernels.torchtitan_captured import is_captured
 from ullage.kernels.torchtitan_version import LOGITS_DROPPED_SINCE, LOSS_UPCASTS_SINCE, before
 from ullage.model.graph import BATCH, SEQ, Op
 
@@ -36,7 +37,9 @@ def _upcast(op: Op, context: Context) -> Step:
 
 
 def _held(op: Op, context: Context) -> tuple[str, ...]:
-    """What the caller still names while the loss runs: the logits as the model returned them."""
+    """What the caller still names while the loss runs: the logits as the model returned them. In a captured graph there is no caller."""
+    if is_captured(context):
+        return ()
     return ("logits_fp32",) if before(context, LOSS_UPCASTS_SINCE) else (*op.inputs, "logits_fp32")
 
 
@@ -62,12 +65,13 @@ def _whole(op: Op, context: Context) -> list[Step]:
 
 def _loss_parallel(op: Op, context: Context) -> list[Step]:
     """DTensor's loss_parallel: fp32 copy, shifted, exponential and result in the forward; three more beside the saved one in the
-    backward (torch distributed/tensor/parallel/loss.py)."""
+    backward (torch distributed/tensor/parallel/loss.py). A captured graph lets go of each when the next is there."""
     output = context.tensor(op.outputs[0], "loss")
     log_softmax = context.buffer("log_softmax", LOGITS, "fp32", "log-softmax of the logits of this rank")
     shifted = context.buffer("shifted", LOGITS, "fp32", "logits less their maximum")
     spare = context.buffer("loss_parallel.exp", LOGITS, "fp32", "exponential of the log-softmax")
     product = context.buffer("loss_parallel.update", LOGITS, "fp32", "gradient before the softmax is subtracted")
+    captured = is_captured(context)
     held = _held(op, context)
     return [
         _upcast(op, context),
@@ -76,8 +80,8 @@ def _loss_parallel(op: Op, context: Context) -> list[Step]:
             reads=("logits_fp32",),
             writes=(log_softmax,),
             saves=(log_softmax.name,),
-            scratch=(shifted,),
-            backward_scratch=(spare, product),
+            scratch=() if captured else (shifted,),
+            backward_scratch=(spare,) if captured else (spare, product),
         ),
         Step(
             name="loss",

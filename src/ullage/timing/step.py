@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import chain
 
 from ullage.engines.base import context_of
+from ullage.engines.fsdp2.captured import as_run
 from ullage.engines.pipeline import actions_of, micro_batches_of_chunk
 from ullage.engines.registry import ranks_of
 from ullage.errors import Unsupported
@@ -52,6 +53,7 @@ class StepTime:
 def stages(job: Job, graph: Graph) -> tuple[Stage, ...]:
     """Every pipeline rank of a job, timed."""
     refuse_untimed(job)
+    job = as_run(job)
     context = context_of(job, graph)
     found: list[Stage] = []
     known: dict[tuple[Chunk, ...], Stage] = {}

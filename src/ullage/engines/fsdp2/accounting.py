@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ullage.engines import offloaded
 from ullage.engines.base import Account, context_of
+from ullage.engines.fsdp2 import captured
 from ullage.engines.fsdp2.flat import as_autograd_sees
 from ullage.engines.fsdp2.pipelined import PipelinedStep, receive_buffers
 from ullage.engines.fsdp2.policy import units_of, unwrapped
@@ -23,7 +24,6 @@ from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
 _NOT_MODELLED = {
-    "graph_trainer": "captures the whole step as one graph, whose passes decide what is saved and where it is gathered",
     "simple_fsdp": "turns sharding into ops of a captured graph, whose passes decide what is saved and where it is gathered",
 }
 
@@ -38,6 +38,7 @@ def _refuse(job: Job) -> None:
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     _refuse(job)
     offloaded.refuse(job)
+    job = captured.as_run(job)
     alone = unwrapped(job)
     if alone is not None:
         return replace(plain(alone, graph, rank), groups=_groups(job))
@@ -54,9 +55,10 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     ]
     kind = PipelinedStep if job.layout.pp > 1 else Step
     step = kind(job=job, graph=graph, rank=rank, replayer=replayer, units=units, stages=stages)
+    program = step.program()
     return Account(
         static=tuple((item, count) for item, count in static if item.bytes and count),
-        step=step.program(),
+        step=captured.placed(job, graph, program) if captured.is_captured(job) else program,
         late=tuple(item for item, _ in static if item.category == "optimizer"),
         host_bytes=host_bytes(job, rank, units) + step.host_bytes,
         groups=_groups(job),

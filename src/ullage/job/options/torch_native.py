@@ -47,15 +47,19 @@ _FSDP = table(
 
 _TITAN = table(
     {
-        Status.MODELLED: {SWITCH: "compile_loss logits_upcast", TEXT: "loss_name", FLAG: "force_load_balance"},
+        Status.MODELLED: {
+            SWITCH: "compile_loss logits_upcast",
+            TEXT: "loss_name memory_policy",
+            FLAG: "force_load_balance graph_trainer",
+        },
         Status.NOT_MODELLED: {
             FLAG: """
-                async_tp graph_trainer sac_saves_abs deterministic
+                async_tp sac_saves_abs deterministic
                 float8_all_gather float8_force_recompute_weight_in_bwd float8_grouped_mm float8_precompute_scale
                 enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp enable_async_tensor_parallel
                 force_recompute_fp8_weight_in_bwd early_stop""",
             TEXT: """
-                memory_policy float8_recipe float8_kernels float8_layers float8_scope compile_scope compile_backend
+                float8_recipe float8_kernels float8_layers float8_scope compile_scope compile_backend
                 compiler rmsnorm moe_dispatch expert_parallel_comm_backend""",
             COUNT: " selective_ac_option",
             ANY: "activation_memory_budget per_op_sac_force_recompute_mm_shapes_by_fqns",
