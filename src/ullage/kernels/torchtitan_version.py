@@ -12,6 +12,7 @@ KV_REPEATED_UNTIL = "2026-01-27"  # commit ff0829c10: enable_gqa instead of repe
 QKV_FUSED_SINCE = "2026-06-24"  # commit 3396a4b37: one matmul for q, k and v
 ABS_SAVED = ("2024-11-26", "2025-02-06")  # commits bcebc0de5, 88247277c: aten.abs among the ops that selective saves
 CUDNN_ON_BLACKWELL_SINCE = "2025-05-14"  # commit 3b85aa31f
+CUDNN_FIRST_SINCE = "2025-10-09"  # commit 6a3a9da95: on every card
 CUDNN_SAVED_SINCE = "2025-12-01"  # commit b39377f9f: cuDNN's attention among the ops that selective saves
 EARLY_STOP_UNTIL = "2025-08-29"  # commit 25413d224: checkpoint_wrapper(early_stop=False)
 ALL_TO_ALL_SAVED_SINCE = "2025-09-06"  # commit c4e229115
@@ -28,8 +29,16 @@ def saves_abs(context: Context) -> bool:
     return bool(asked) or (not before(context, since) and before(context, until))
 
 
+def runs_cudnn(version: str | None, backend: object, compute_capability: tuple[int, int] | None) -> bool:
+    """Whether scaled_dot_product_attention takes cuDNN's kernel, which stands first in ScaledDotProductAttention's list; cuDNN's needs
+    Ampere (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_cudnn_hardware_support)."""
+    if backend is not None or compute_capability is None or compute_capability < (8, 0):
+        return False
+    since = CUDNN_ON_BLACKWELL_SINCE if compute_capability[0] >= 10 else CUDNN_FIRST_SINCE
+    return version is None or version >= since
+
+
 def saves_attention(context: Context) -> bool:
-    """Selective saves what flash and memory-efficient attention return; cuDNN's, which Blackwell runs, only since it was listed too."""
-    blackwell = context.compute_capability is not None and context.compute_capability[0] >= 10
-    cudnn = blackwell and context.option("attention_backend") is None and not before(context, CUDNN_ON_BLACKWELL_SINCE)
+    """Selective saves what flash and memory-efficient attention return; cuDNN's only since it was listed too."""
+    cudnn = runs_cudnn(context.version, context.option("attention_backend"), context.compute_capability)
     return not cudnn or not before(context, CUDNN_SAVED_SINCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ullage.calibration.attention import BUILT_IN
 from ullage.job.job import Job
 from ullage.kernels.megatron_attention import CUDNN_SINCE
+from ullage.kernels.torchtitan_version import runs_cudnn
 from ullage.timing.vintage import of_2023
 
 BACKENDS = {
@@ -30,6 +31,10 @@ def attention_kernel(job: Job) -> str:
     if named is not None:
         return named
     if job.stack == "megatron" and (job.cluster.device.compute_capability or (0, 0)) >= CUDNN_SINCE:
+        return "cudnn"
+    if job.stack == "torchtitan" and runs_cudnn(
+        job.stack_version, options.get("attention_backend"), job.cluster.device.compute_capability
+    ):
         return "cudnn"
     if job.stack == "torchtitan" and job.stack_version is not None and job.stack_version < BUILT_IN_UNTIL:
         return BUILT_IN
