@@ -67,6 +67,7 @@ def test_a_run_of_torchtitans(policy: str, tp: int, reserved_gib: float) -> None
     [
         ("full", {"context", "lse"}),
         ("default", {"context", "lse", "q", "k", "v", "attention_out", "gate", "up"}),
+        ("eager", {"context", "lse", "q", "v", "gate"}),
     ],
 )
 def test_what_a_layer_keeps(policy: str, kept: set[str]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from ullage.kernels.step import Context, Segment, Step
 
-SAVED = ("matmul", "attention", "grouped_matmul", "all_to_all", "topk")
+SAVED = ("matmul", "attention", "all_to_all", "topk")
 """Ops whose results the default policy saves: distributed/activation_checkpoint.py, _get_save_ops, beside sequence parallelism's
-reduce-scatters."""
+reduce-scatters. Grouped matmuls are not among torch's compute-intensive ones (_functorch/partitioners.py, get_default_op_list)."""
 
 POLICIES = {"full": "full", "default": "selective", "eager": "selective"}
 """--compile.memory_policy, and the job's word for each. eager: every second matmul is run again, counted anew in each layer."""
