@@ -53,6 +53,36 @@ def test_a_graph_of_torchtitans(policy: str, tp: int, traced_gib: float) -> None
     assert graph_bytes(job(policy, tp=tp)) / GIB == pytest.approx(traced_gib, rel=0.025)
 
 
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "vocab_size": 102400,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_nextn_predict_layers": 0,
+}
+
+
+@pytest.mark.parametrize(("policy", "traced_gib"), [("full", 19.449), ("default", 23.434)])
+def test_a_graph_with_experts(policy: str, traced_gib: float) -> None:
+    """DeepSeek V3 16B's first three layers, eight ranks of experts, four sequences of 4096, as many rows back from each all-to-all as sent:
+    flex attention, all-to-alls saved by default, grouped matmuls run again."""
+    said = job(policy) | {"model": DEEPSEEK, "data": {"seq_len": 4096, "micro_batch": 4}, "layout": {"dp": 8, "ep": 8}}
+    assert graph_bytes(said) / GIB == pytest.approx(traced_gib, rel=0.025)
+
+
 @pytest.mark.parametrize(
     ("policy", "tp", "reserved_gib"),
     [("default", 2, 30.92), ("full", 2, 20.70), ("default", 1, 52.44), ("full", 1, 32.07)],
