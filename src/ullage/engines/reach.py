@@ -22,7 +22,10 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("optimizer", "params"),
     "megatron": (),
 }
-"""Which of ``offload``'s keys an engine's account reads. Megatron's fine-grained activation offloading has options of its own."""
+"""Which of ``offload``'s keys an engine's account reads."""
+
+OFFLOADS_OF_MEGATRON = ("fine_grained_activation_offloading", "cpu_offloading_num_layers")
+"""Megatron's options, which say what of its activations is offloaded."""
 
 ALONG_THE_SEQUENCE = ("llama", "mistral", "qwen2", "qwen3")
 """Models whose layers have the names and the calls of a llama's, which trace/sequence.py cuts along the sequence in transformers' own code:
@@ -107,8 +110,8 @@ _BESIDE_A_BASE = ("lora.dora", "lora.modules_to_save")
 def _offload(part: str) -> Callable[[Job], object]:
     def value(job: Job) -> object:
         place = getattr(job.offload, part)
-        fine_grained = part == "activations" and job.engine.options.get("fine_grained_activation_offloading")
-        known = part in OFFLOADS.get(job.engine.name, ()) or fine_grained
+        chosen = part == "activations" and any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
+        known = part in OFFLOADS.get(job.engine.name, ()) or chosen
         return None if place == "none" or known else place
 
     return value

@@ -37,13 +37,16 @@ NO_GRAD = "no-grad"
 
 @frozen
 class Element:
-    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how. handed, owns_input: see BlockSteps."""
+    """``size`` equal blocks that are checkpointed as one (1: each block by itself), and how. handed, owns_input: see BlockSteps.
+
+    mark: what an engine tells equal blocks apart by."""
 
     block: Block
     mode: str = PLAIN
     size: int = 1
     handed: frozenset[str] = frozenset()
     owns_input: bool = True
+    mark: str = ""
 
 
 class Wrap:

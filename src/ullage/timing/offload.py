@@ -16,14 +16,15 @@ from ullage.calibration.host import (
 from ullage.engines.base import flag
 from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
+from ullage.engines.megatron.offloaded import layers_of, stash
 from ullage.engines.optimizer import MOMENTS
 from ullage.errors import Unsupported
-from ullage.job.adapted import adapters_type, model_type
+from ullage.job.adapted import adapters_type, graph_of, model_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.megatron_offload import one_layer_bytes
 from ullage.kernels.step import Context
-from ullage.memory.chunk import CHECKPOINT, Element, stream_bytes
+from ullage.memory.chunk import CHECKPOINT, Element, Replayer, stream_bytes
 from ullage.timing.states import PARAMETERS_SHARDED, reductions
 
 PINNED_PARAMETERS = (0, 14, 1)
@@ -53,7 +54,8 @@ def is_hosted(job: Job) -> bool:
 def offloads(job: Job) -> bool:
     """Whether anything of a step is copied to the host or back."""
     offload = job.offload
-    return {offload.optimizer, offload.params, offload.activations} != {"none"} or _is_fine_grained(job)
+    told = {offload.optimizer, offload.params, offload.activations} != {"none"}
+    return told or _is_fine_grained(job) or layers_of(job) > 0
 
 
 def is_beside(job: Job) -> bool:
@@ -190,12 +192,18 @@ def _bytes(dtype: str) -> float:
 
 
 def left_s(job: Job, context: Context, element: Element) -> float:
-    """What one block leaves on the host for its backward, copied one way: the input of a checkpointed block, or what Megatron's
-    fine-grained offloading names. Both go on a stream of their own, from and to pinned memory."""
-    if _is_fine_grained(job):
-        n_bytes = one_layer_bytes(stacks.lower(element.block, context))
+    """What one block leaves on the host for its backward, copied one way: the input of a checkpointed block, what Megatron's
+    fine-grained offloading names, or a layer's part of the layers that Transformer Engine offloads whole: those have until as many later
+    have run as stay. All go on a stream of their own, from and to pinned memory."""
+    away = layers_of(job)
+    if away and element.block.role == "layer":
+        replayer = Replayer(context=context, recompute=job.recompute, early_stop=False, reentrant=True)
+        whole = sum(item.bytes * count for item, count in stash(element.block, replayer))
+        n_bytes = whole * away / graph_of(job).layers
+    elif _is_fine_grained(job):
+        n_bytes = float(one_layer_bytes(stacks.lower(element.block, context)))
     elif job.offload.activations != "none" and element.mode == CHECKPOINT:
-        n_bytes = stream_bytes(element.block.input, context)
+        n_bytes = float(stream_bytes(element.block.input, context))
     else:
         return 0.0
     return n_bytes / host_bytes_per_s(job.cluster.device, "d2h").value

@@ -9,25 +9,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.engines.base import Account, context_of, flag, sized
-from ullage.engines.megatron import narrow
+from ullage.engines.megatron import narrow, offloaded
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
 from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
 from ullage.engines.megatron.states import frozen_parameters, gradients_type, load, states, trained
 from ullage.engines.pipeline import scheduled
+from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.megatron_offload import one_layer_bytes
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
-from ullage.memory.chunk import Replayer, Wrap
+from ullage.memory.chunk import Element, Replayer, Wrap
 from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
-from ullage.memory.rank import Rank
-from ullage.model.graph import STREAM, Graph
+from ullage.memory.rank import Chunk, Rank
+from ullage.model.graph import STREAM, Block, Graph
 from ullage.schedule.base import Kind
 
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
+    offloaded.refuse(job, graph.layers)
     context = context_of(job, graph)
     fused = flag(job.engine.options, "gradient_accumulation_fusion", True)
     replayer = Replayer(
@@ -57,8 +59,24 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         first=captured,
         before=without_graphs(job) if warm else None,
         step=_step(job, rank, replayer, rule),
+        host_bytes=_host_bytes(job, rank, replayer),
         groups=_groups(job),
     )
+
+
+def _host_bytes(job: Job, rank: Rank, replayer: Replayer) -> int:
+    count = offloaded.layers_of(job)
+    return offloaded.host_bytes(_offloaded_block(rank), replayer, count) if count else 0
+
+
+def _offloaded_block(rank: Rank) -> Block:
+    """The one kind of layer that a model has whose layers are offloaded whole."""
+    blocks = {run.block for part in rank.chunks for run in part.runs if run.block.role == "layer"}
+    if len(blocks) > 1:
+        what = "is modelled for layers of one kind, and the model has " + ", ".join(sorted(one.name for one in blocks))
+        raise Unsupported(what, key=f"engine.options.{offloaded.LAYERS}")
+    (block,) = blocks
+    return block
 
 
 def recompute_group(job: Job) -> int:
@@ -71,6 +89,13 @@ def recompute_group(job: Job) -> int:
 
 def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
     wrap = ShardedBlocks(job, rank) if job.engine.zero_stage >= GRADIENTS_SHARDED else Wrap()
+    away = offloaded.layers_of(job)
+    if away:
+        wrap = offloaded.OffloadedLayers(offloaded.stash(_offloaded_block(rank), replayer), wrap)
+
+    def elements(part: Chunk) -> list[Element]:
+        return offloaded.marked(replayer.elements(part), away)
+
     stream = replayer.context.buffer("stream", STREAM)
     received, sent_grad = boundary(stream.bytes), boundary_grad(stream.bytes)
     loss, loss_grad = boundary(4), boundary_grad(4)
@@ -78,14 +103,14 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
 
     def forward(index: int) -> Node:
         part = rank.chunks[index]
-        inner = chunks.forward(replayer.elements(part), replayer, wrap, rule)
+        inner = chunks.forward(elements(part), replayer, wrap, rule)
         before = [] if part.first else [alloc(received)]
         after = [] if part.last else [free(received)]  # sent on, then cut to one element (deallocate_output_tensor)
         return Sequence([*before, inner, *after])
 
     def backward(index: int, rule: GradRule) -> Node:
         part = rank.chunks[index]
-        inner = chunks.backward(replayer.elements(part), replayer, wrap, rule)
+        inner = chunks.backward(elements(part), replayer, wrap, rule)
         before = [free(loss), alloc(loss_grad)] if part.last else [alloc(sent_grad)]
         after = [] if part.first else [free(sent_grad)]
         return Sequence([*before, inner, *after])

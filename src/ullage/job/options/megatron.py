@@ -16,14 +16,14 @@ OPTIONS: tuple[Option, ...] = table(
                 grad_reduce_in_bf16 gradient_accumulation_fusion
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
-                create_attention_mask_in_dataloader
+                create_attention_mask_in_dataloader cpu_offloading cpu_offloading_activations cpu_offloading_weights
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
                 moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu""",
             TEXT: """
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
-            COUNT: "checkpoint_num_layers cuda_graph_warmup_steps",
+            COUNT: "checkpoint_num_layers cuda_graph_warmup_steps cpu_offloading_num_layers",
             DTYPE: "moe_router_dtype megatron_fsdp_main_grads_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
             ANY: "recompute_granularity recompute_method recompute_num_layers recompute_modules",
@@ -41,8 +41,7 @@ OPTIONS: tuple[Option, ...] = table(
                 moe_shared_expert_overlap moe_paged_stash overlap_moe_expert_parallel_comm delay_wgrad_compute
                 moe_layer_recompute moe_input_jitter moe_apply_probs_on_input moe_router_fusion moe_router_padding_for_fp8
                 moe_router_padding_for_quantization moe_use_legacy_grouped_gemm moe_use_upcycling moe_extended_tp
-                distribute_saved_activations fine_grained_activation_offloading cpu_offloading cpu_offloading_activations
-                cpu_offloading_weights cpu_offloading_double_buffering
+                distribute_saved_activations fine_grained_activation_offloading cpu_offloading_double_buffering
                 enable_cuda_graph external_cuda_graph cuda_graph_use_single_mempool cuda_graph_share_io_buffers
                 fp32_residual_connection untie_embeddings_and_output_weights apply_residual_connection_post_layernorm
                 mla_down_proj_fusion fused_single_qkv_rope
@@ -57,7 +56,7 @@ OPTIONS: tuple[Option, ...] = table(
             COUNT: """
                 num_distributed_optimizer_instances ddp_num_buckets ddp_bucket_size moe_latent_size
                 moe_flex_dispatcher_num_sms moe_hybridep_num_sms moe_deepep_num_sms moe_shared_expert_intermediate_size
-                cpu_offloading_num_layers wgrad_deferral_limit mtp_num_layers num_layers_at_start_in_bf16
+                wgrad_deferral_limit mtp_num_layers num_layers_at_start_in_bf16
                 num_layers_at_end_in_bf16 num_microbatches_with_partial_activation_checkpoints
                 microbatch_group_size_per_virtual_pipeline_stage microbatch_group_size_per_vp_stage
                 decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
