@@ -47,6 +47,9 @@ def called(file: str, function: str, code: str = "x") -> str:
     return f'Traceback (most recent call last):\n  File "{file}", line 1, in {function}\n    {code}\n'
 
 
+LIVE = {"states": "possible", "activations": "possible"}
+
+
 def kinds(text: str, job: dict[str, Any] | None = None, *changed: str) -> dict[str, str]:
     found = ullage.why(text, ullage.read_job(job, changed) if job is not None else None)
     return {one.kind: one.certainty for one in found.causes}
@@ -283,7 +286,7 @@ def test_what_stands_outside_of_torch() -> None:
     assert one.causes[0].kind == "foreign-process"
     assert "context" not in one.causes[0].why
     assert kinds(told(allocated=70)) == {"communicators": "likely"}
-    assert kinds(told(tried=8, allocated=70)) == {"communicators": "possible"}
+    assert kinds(told(tried=8, allocated=70)) == {"communicators": "possible", **LIVE}
     assert "communicators" not in kinds(told(allocated=77))
 
 
@@ -295,7 +298,7 @@ def test_what_torch_counts_and_the_card_has_not_got() -> None:
         "pools (e.g., CUDA Graphs), and 261.95 MiB is reserved by PyTorch but unallocated."
     )
     assert kinds(text.format(allocated=94.21)) == {"foreign-process": "likely"}
-    assert kinds(text.format(allocated=78.10)) == {"card-too-small": "possible"}
+    assert kinds(text.format(allocated=78.10)) == LIVE
 
 
 def test_ranks_on_one_card_of_which_the_driver_says_nothing() -> None:
@@ -310,7 +313,7 @@ def test_what_metal_holds_outside_of_torch() -> None:
     """Comfy-Org/ComfyUI#11584: MPSAllocator tells no capacity, and what Metal holds for this process besides."""
     text = "MPS backend out of memory (MPS allocated: {} GiB, other allocations: {}, max allowed: 18.00 GiB). Tried to allocate 2.00 GiB"
     assert kinds(text.format("4.00", "13.00 GiB")) == {"communicators": "likely"}
-    assert kinds(text.format("17.00", "1.00 MiB")) == {"card-too-small": "possible"}
+    assert kinds(text.format("17.00", "1.00 MiB")) == LIVE
 
 
 def test_a_worker_of_which_ray_knows_no_cause() -> None:
@@ -329,12 +332,14 @@ def test_pieces() -> None:
     assert "fragmentation" not in kinds(told(tried=4, allocated=76.6, unallocated=0.4))
 
 
-def test_a_card_that_is_too_small() -> None:
-    """Said by the numbers alone; of a job, its tensors are named instead."""
+def test_live_tensors_of_which_no_job_says_what_they_are() -> None:
+    """Said by the numbers alone, in the contract's kinds; of a job, its tensors are named instead."""
     small = "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 14.76 GiB of which 14.50 GiB is free."
-    assert kinds(small) == {"card-too-small": "likely"}
-    assert kinds(told(tried=4, allocated=76.6, unallocated=0.4, process=77.5)) == {"card-too-small": "possible"}
-    assert "card-too-small" not in kinds(told(tried=4, allocated=76.6, unallocated=0.4, process=77.5), ON_NODE)
+    assert kinds(small) == LIVE
+    full = told(tried=4, allocated=76.6, unallocated=0.4, process=77.5)
+    assert kinds(full) == LIVE
+    assert "the job (--job" not in "".join(cause.why for cause in ullage.why(full, ullage.read_job(ON_NODE)).causes)
+    assert list(kinds('  File "a.py", line 1, in backward\n    loss.backward()\n' + full)) == ["activations", "states"]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,9 @@ def message(**sizes: float) -> str:
         (message(tried=2, allocated=50, free=1, reserved=77), "fragmentation"),
         (message(tried=2, allocated=38, free=1, reserved=39), "foreign-process"),
         (message(tried=341, allocated=6, free=73, reserved=6), "config"),
-        (message(tried=2, allocated=78, free=0.5, reserved=78.2), "card-too-small"),
+        (message(tried=2, allocated=78, free=0.5, reserved=78.2), "states"),
+        (message(tried=32, allocated=50, free=28, reserved=51), "states"),
+        ('  File "/x/y.py", line 1, in forward\n    f(x)\n' + message(tried=2, allocated=78, free=0.5, reserved=78.2), "activations"),
         ("Cuda failure 2 'out of memory'", "communicators"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "communicators"),
         ("ValueError: No available memory for the cache blocks.", "foreign-process"),
@@ -394,7 +396,7 @@ def test_a_job_that_is_not_the_one_that_ran() -> None:
 def test_one_tensor_that_is_much_of_the_card_is_said_to_be() -> None:
     """hpcaitech/ColossalAI#4537: 32 GiB of scores, and no job."""
     large = ullage.why(message(tried=32, allocated=55, free=23.5, reserved=55.5)).causes[0]
-    assert large.kind == "unknown"
+    assert (large.kind, large.certainty) == ("states", "possible")
     assert "40% of the card" in large.why
     assert "of the card" not in ullage.why("CUDA out of memory. Tried to allocate 32.00 GiB.").causes[0].why
 

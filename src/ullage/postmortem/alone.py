@@ -27,6 +27,8 @@ _LEAST_POINTS = 8
 _LEAK_RATIO = 1.2
 _RISING = 0.8
 _STEADY_RATIO = 1.05
+_STEPPING = frozenset(("forward", "attention", "experts", "loss", "backward"))
+_ASK = "the job (--job, or --config, --model and --cluster) says which"
 
 _PHASES: dict[str, tuple[Kind, float, str]] = {
     "engine": ("foreign-process", 2.5, "the traceback is inside an inference engine, or hands it weights: it has a share of the card"),
@@ -128,12 +130,6 @@ def _too_large(numbers: Numbers) -> Iterator[Reason]:
             weight=2.5,
             why=f"{format_bytes(tried)} in one tensor is more than the whole card{held}: a shape or a mask is wrong, or something grows "
             "with the square of the length",
-        )
-    elif capacity is not None and tried > capacity:
-        yield Reason(
-            kind="card-too-small",
-            weight=2.2,
-            why=f"{format_bytes(tried)} in one tensor is more than the card's {format_bytes(capacity)}, whatever else is on it",
         )
 
 
@@ -263,28 +259,38 @@ def _growing(evidence: Evidence) -> Iterator[Reason]:
         )
 
 
-def large(numbers: Numbers) -> str:
-    """The beginning of a sentence for one tensor that takes much of the card."""
+def unnamed(evidence: Evidence) -> Iterator[Reason]:
+    """What live tensors of a step may be, where no job says which: of a card that they fill, or of one request for much of it.
+
+    Both are named as possible, first what the traceback was in: inside a forward or a backward activations, elsewhere states.
+    """
+    why = _too_much(evidence.numbers) or _full(evidence.numbers)
+    if why is None:
+        return
+    in_step = not _STEPPING.isdisjoint(evidence.phases)
+    yield Reason(kind="states", weight=0.9 if in_step else 1.0, why=why)
+    yield Reason(kind="activations", weight=1.0 if in_step else 0.9, why=why)
+
+
+def _too_much(numbers: Numbers) -> str | None:
+    """One tensor that takes much of the card."""
     tried, capacity = numbers.tried_bytes, numbers.capacity_bytes
     if not tried or not capacity or tried < _MUCH_OF_CARD * capacity:
-        return ""
+        return None
+    share = (
+        f"{tried / capacity:.0%} of the card" if tried <= capacity else f"more than the card's {format_bytes(capacity)}"
+    )
     return (
-        f"{format_bytes(tried)} in one tensor is {tried / capacity:.0%} of the card, as logits are (tokens x vocabulary), attention scores "
-        "and masks (tokens x tokens), or a flat copy of many parameters; which, "
+        f"{format_bytes(tried)} in one tensor is {share}, as logits are (tokens x vocabulary), attention scores and masks (tokens x "
+        f"tokens), or a flat copy of many parameters; {_ASK}"
     )
 
 
-def full(numbers: Numbers) -> Reason | None:
-    """Said where nothing else is: the card was full of live tensors."""
+def _full(numbers: Numbers) -> str | None:
     capacity = numbers.capacity_bytes or numbers.allowed_bytes
-    if not numbers.allocated_bytes or not capacity:
+    if not numbers.allocated_bytes or not capacity or numbers.allocated_bytes < _FULL * capacity:
         return None
-    share = numbers.allocated_bytes / capacity
-    if share < _FULL:
-        return None
-    return Reason(
-        kind="card-too-small",
-        weight=1.0,
-        why=f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(capacity)} was allocated to live tensors: neither "
-        "fragmentation nor another process; the job (--job, or --config, --model and --cluster) says which tensors",
+    return (
+        f"{format_bytes(numbers.allocated_bytes)} of {format_bytes(capacity)} was allocated to live tensors: neither fragmentation nor "
+        f"another process; {_ASK}"
     )

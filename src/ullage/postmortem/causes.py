@@ -9,7 +9,7 @@ from ullage.frozen import frozen
 Kind = Literal[
     "states", "replica-not-shard", "logits", "attention-scores", "padding-mask", "activations", "outlier-length",
     "unsynced-accumulation", "optimizer-first-step", "optimizer-step", "clipping", "load", "save", "evaluation", "pipeline-end",
-    "expert-imbalance", "fragmentation", "communicators", "foreign-process", "leak", "host-memory", "card-too-small", "config",
+    "expert-imbalance", "fragmentation", "communicators", "foreign-process", "leak", "host-memory", "config",
     "unknown",
 ]  # fmt: skip
 Certainty = Literal["certain", "likely", "possible"]

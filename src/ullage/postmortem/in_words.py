@@ -96,9 +96,6 @@ _OF: dict[Kind, tuple[tuple[str, ...], ...]] = {
         ("torch.cuda.set_device(local_rank) before the first CUDA call, where they are ranks of this job", "a rank opens card 0 otherwise"),
         ("a smaller share for the other process (vllm_gpu_memory_utilization where it is vLLM), or a card of its own", _NO_STEP),
     ),
-    "card-too-small": (
-        ("a card with more memory, more cards that share the work, or less of it", "what was live or asked for is this process's own"),
-    ),
     "leak": (("keep numbers, not tensors (loss.item(), .detach()), and drop outputs after each backward", "a tensor keeps its graph"),),
     "host-memory": (
         ("pin_memory: false, or fewer bytes for each parameter on the host (bf16 states), or NVMe", "pinned blocks are powers of two"),

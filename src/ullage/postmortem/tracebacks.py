@@ -91,7 +91,7 @@ _RULES = (
     _rule("optimizer-first-step",
           r"_init_group|zeros_like.{0,60}(?:adam|exp_avg)|exp_avg(?:_sq)?.{0,40}zeros_like|initialize_optimizer_states"
           r"|init_state"),
-    _rule("load", r"torch/nn/modules/module\.py (?:to|cuda|_apply|convert)\b"),
+    _rule("load", r"torch/nn/modules/module\.py (?:to|cuda|_apply|convert)\b|_move_model_to_device"),
     _rule("clipping", r"clip_grad|get_total_norm|_unfused_norm|foreach_norm|grad_norm"),
     _rule("optimizer",
           r"torch/optim/|optimizer\.step|adamw?\.py|_multi_tensor_adam|_single_tensor_adam|optim.{0,30}\bstep\b|denom ?="),

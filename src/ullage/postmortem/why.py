@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ullage.frozen import frozen
-from ullage.postmortem.alone import alone, full, large
-from ullage.postmortem.causes import Cause, Reason, judged
+from ullage.postmortem.alone import alone, unnamed
+from ullage.postmortem.causes import LIKELY, Cause, Reason, judged
 from ullage.postmortem.difference import Difference, between, grown, predicted
 from ullage.postmortem.evidence import Evidence
 from ullage.postmortem.filled import filled
@@ -69,6 +69,8 @@ def why(
     here: Known | None = None
     found: tuple[Candidate, ...] = ()
     spoken = [*alone(evidence), *filled(evidence)]
+    if job is None and not any(reason.weight >= LIKELY for reason in spoken):
+        spoken += unnamed(evidence)
     difference = between(evidence, against) if against is not None else None
     if difference is not None:
         spoken += grown(difference)
@@ -133,8 +135,6 @@ def _unknown(evidence: Evidence, here: Known | None) -> tuple[Cause, ...]:
         reason = "no line of it tells of a failure that is known"
     elif here is not None:
         reason = "no tensor of the job has the size that failed, and its account does not fill the card"
-    elif (filled_up := full(evidence.numbers)) is not None:
-        return judged([filled_up])
     else:
-        reason = f"{large(evidence.numbers)}the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
+        reason = "the numbers alone do not say; the job (--job, or --config, --model and --cluster) may"
     return judged([Reason(kind="unknown", weight=1.0, why=reason)])
