@@ -124,3 +124,17 @@ def test_texts_of_varying_lengths_fill_a_card_and_do_not_overflow_it() -> None:
     assert small.peak.high_bytes > small.capacity_bytes
     assert small.verdict != "fits"
     assert small.peak.high_bytes < small.peak.reserved_bytes * spread("texts").high
+
+
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "single"])
+def test_no_run_needs_less_than_its_states(engine: str) -> None:
+    """16 bytes of fp32 weights, gradients and Adam's moments for each parameter (Rajbhandari et al. 2020, section 3.1), 107.8 GB of 80:
+    tatsu-lab/stanford_alpaca#221, which ran out."""
+    told = _estimate_7b(engine)
+    assert told.verdict == "oom"
+    assert 0.95 * 16 * told.parameters < told.peak.low_bytes < told.peak.allocated_bytes
+
+
+def _estimate_7b(engine: str) -> Estimate:
+    keys = {"model": "llama-2-7b", "cluster": "1xA100-SXM-80GB", "engine": {"name": engine}, "data": {"seq_len": 512}}
+    return ullage.estimate(read_job(keys))

@@ -56,7 +56,8 @@ ANY = "any"
 """All kinds together: the spread of one that was measured too seldom."""
 
 LEAST_ABOVE = 0.05
-"""No high estimate is less than this share of reserved memory above it: a search may count on it."""
+"""No high estimate is less than this share of reserved memory above it: a search may count on it. As much may what is counted tensor by
+tensor be too large (padding, a table that a recipe leaves out)."""
 
 _OF_TRAINERS = ("transformers", "liger", "unsloth")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -127,6 +128,15 @@ def checkpoint_bytes(job: Job, account: Account) -> int:
     return sum(item.bytes * count for item, count in live.items() if item is boundary(item.bytes))
 
 
+_OF_STATES = ("parameters", "buffers", "gradients", "optimizer")
+
+
+def held_bytes(account: Account) -> int:
+    """What is live at the peak and is no step's own: weights, gradients, states."""
+    live = locate_peak(account.program).live
+    return sum(item.bytes * count for item, count in live.items() if item.category in _OF_STATES)
+
+
 def _checkpoints_may_go(job: Job) -> bool:
     options = job.engine.options
     of_the_example = job.engine.name == "deepspeed" and any(options.get(name) for name in _OF_THE_EXAMPLE)
@@ -187,11 +197,15 @@ def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Ove
 
     Texts of varying lengths fill the allocator's cache, which it gives back before it fails (CUDACachingAllocator.cpp,
     release_cached_blocks): they take a card to its capacity and not above it.
+
+    Weights, gradients and states are counted tensor by tensor: whatever is uncertain of what a step saves, no run needs less than those.
     """
     name = kind(job, account)
     found = spread(name)
     beside = sum(one.high_bytes for one in outside) + upcast_bytes(job, account)
-    low = (reserved_bytes - checkpoint_bytes(job, account)) * found.low + sum(one.low_bytes for one in outside)
+    sure = min(held_bytes(account), reserved_bytes) * (1 - LEAST_ABOVE)
+    low = max((reserved_bytes - checkpoint_bytes(job, account)) * found.low, sure)
+    low += sum(one.low_bytes for one in outside)
     high = reserved_bytes * found.high + beside
     if name == "texts":
         high = min(high, max(reserved_bytes * _needed(name) + beside, _filled(job.cluster.device.capacity_bytes)))
