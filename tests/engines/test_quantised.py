@@ -48,6 +48,26 @@ def test_bytes_of_a_weight_are_qlora_s(base: str, bytes_a_weight: float) -> None
     assert parameters == pytest.approx(layers * bytes_a_weight + whole + adapters, rel=0.001)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_deepspeed_below_zero_3_leaves_a_packed_base_whole(stage: int) -> None:
+    """Its groups are of the optimizer's parameters (runtime/zero/stage_1_and_2.py): the base stays the module's, which is cast where it is
+    floating (runtime/engine.py, _configure_distributed_model), the adapters too."""
+    found = _estimate(
+        model="llama-2-7b",
+        cluster="4xA100-SXM-80GB",
+        engine={"name": "deepspeed", "zero_stage": stage},
+        precision="bf16-mixed",
+        lora={"base": "nf4"},
+    )
+    layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    whole = 2 * (2 * 32000 * 4096 + 65 * 4096)
+    adapters = 2 * 4_194_304
+    parameters = by_category(found.ledger)["parameters"]
+    assert parameters == pytest.approx(layers * (4 + 0.5) / 8 + whole + adapters, rel=0.001)
+    states = by_category(found.ledger)["optimizer"]
+    assert states == pytest.approx(3 * 4 * 4_194_304 / (4 if stage else 1), rel=0.001)
+
+
 @pytest.mark.parametrize(
     ("model", "base", "precision", "recompute", "targets", "dropout", "traced_bytes"),
     [

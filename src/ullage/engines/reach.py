@@ -181,13 +181,20 @@ _SHARDS_PACKED = ("transformers", "liger", "torchtune")
 
 
 def _packed(job: Job) -> tuple[str, ...]:
-    """Bases that the job's engine knows: FSDP shards four bits, but for experts, which axolotl packs as bytes; torchao's have no FSDP1."""
+    """Bases that the job's engine knows: replicas keep all; FSDP shards four bits, but for experts, which axolotl packs as bytes; torchao's
+    have no FSDP1."""
     known = _PACKED.get(job.stack, ())
-    if job.engine.name in ("single", "ddp"):
+    if job.engine.name in ("single", "ddp") or _replicates_packed(job):
         return known
     sharded = _has_shards_of(job) and dtypes.bits(job.precision.compute) == 16
     in_reach = sharded and not packs_experts(job) and job.offload.params == "none"
     return tuple(base for base in known if base in PACKED) if in_reach else ()
+
+
+def _replicates_packed(job: Job) -> bool:
+    """DeepSpeed below ZeRO-3 divides what is trained alone: a packed base is whole on every rank, as the module has it
+    (runtime/zero/stage_1_and_2.py groups the optimizer's parameters)."""
+    return job.engine.zero_stage < 3 and _knows(job, ("deepspeed",))
 
 
 def _has_shards_of(job: Job) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Container, Iterable
 from collections.abc import Sequence as ListLike
 from functools import lru_cache
 
+from ullage.engines.quantised import held as packed
 from ullage.frozen import frozen
+from ullage.job.adapted import QUANTISED, graph_of
 from ullage.job.job import Job
 from ullage.memory.chunk import Element
-from ullage.memory.program import round_up
+from ullage.memory.program import Item, round_up
 from ullage.memory.rank import Rank
 from ullage.model.graph import Block
 
@@ -100,11 +102,15 @@ def _owners(flat: Flat) -> tuple[tuple[int, int], ...]:
 
 @frozen
 class Held:
-    """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), and the elements of each frozen one."""
+    """All parameters of a pipeline rank: trainable ones by block (dense and expert apart), and the elements of each frozen one.
+
+    quantised: frozen ones that bitsandbytes packs. They are no floating numbers, which the wrapper casts, nor has it groups of them.
+    """
 
     dense: Flat
     expert: Flat
     frozen_numels: tuple[int, ...]
+    quantised: tuple[Item, ...] = ()
 
     @property
     def flats(self) -> tuple[tuple[str, Flat], ...]:
@@ -147,12 +153,14 @@ def held(job: Job, rank: Rank) -> Held:
             here = [param for param in mine if param is not None]
             dense += [one.numel for one in here if not one.expert and one.param.trainable] * run.repeat
             expert += [one.numel for one in here if one.expert and one.param.trainable] * run.repeat
-            frozen += [one.numel for one in here if not one.param.trainable] * run.repeat
+            whole = [one for one in here if not one.param.trainable and one.param.elements not in QUANTISED]
+            frozen += [one.numel for one in whole] * run.repeat
     by_turns = job.engine.zero_stage < 3 and job.engine.options.get("round_robin_gradients") is True
     return Held(
         dense=Flat(numels=tuple(dense), shards=data_parallel(job), round_robin=by_turns),
         expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp, round_robin=by_turns),
         frozen_numels=tuple(frozen),
+        quantised=tuple(packed([one for one in rank.params if one.param.elements in QUANTISED], graph_of(job))),
     )
 
 

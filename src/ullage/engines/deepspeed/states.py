@@ -34,13 +34,13 @@ def moments(job: Job, knobs: Knobs, groups: tuple[Group, ...]) -> Static:
 
 
 def flat_weights(job: Job, held: Held) -> Static:
-    """Flat groups in the parameters' own type (the module's parameters are views), and frozen parameters whole."""
+    """Flat groups in the parameters' own type (the module's parameters are views), and frozen parameters whole, as they were loaded."""
     dtype = job.precision.params
     found = [(sized("parameters", f"flat parameters ({name})", flat.padded, dtype), 1) for name, flat in held.flats]
     if held.frozen:
         whole = sized("parameters", "frozen parameters", held.frozen, dtype, pieces=held.frozen_numels)
         found.append((whole, 1))
-    return found
+    return [*found, *((item, 1) for item in held.quantised)]
 
 
 def beside_the_model(job: Job) -> Static:
