@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.api import check, estimate
+from ullage.api import check, estimate, read_job
 from ullage.formats.convert import read_whole
 
 SEVEN_B = ("model=llama-2-7b", "cluster=8xA100-SXM-80GB")
@@ -113,3 +113,18 @@ def test_a_misspelt_key_is_a_warning(tmp_path: Path) -> None:
 def test_comments_are_told(tmp_path: Path) -> None:
     _, found = checked(tmp_path, '{"zero_optimization": {"stage": 3,}, // hm\n "bf16": {"enabled": true}}')
     assert {"line 1"} <= keys_of(found, "warning")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("model: llama-2-7b\ncluster: 8xA100-SXM-80GB\n", "job.yaml"),
+        ('{"model": "llama-2-7b",\n "cluster": "8xA100-SXM-80GB"}', "job.json"),
+        ('model = "llama-2-7b"\ncluster = "8xA100-SXM-80GB"\n', "job.toml"),
+    ],
+)
+def test_the_smallest_job_file_is_known_for_one(tmp_path: Path, text: str, name: str) -> None:
+    """A model and a cluster are all that a job must say (docs/job.md)."""
+    path = tmp_path / name
+    path.write_text(text)
+    assert check(path).job == read_job(path)

@@ -19,15 +19,16 @@ SYNTAX = yaml_text
 CANNOT: Mapping[str, str] = {}
 
 _MARKS = re.compile(
-    r"""^\s*["']?(schema["']?\s*[:=]\s*1\b|(data|layout|engine|cluster)["']?\s*[:=])|^\s*\[(data|layout|engine)\]""",
+    r"""^\s*\{?\s*["']?(schema["']?\s*[:=]\s*1\b|(model|data|layout|engine|cluster)["']?\s*[:=])|^\s*\[(data|layout|engine)\]""",
     re.M,
 )
 
 
 def detect(text: str, name: str) -> bool:
-    """A key at the top that no other format has: schema, or two of a job's sections."""
-    found = {match[0].strip() for match in _MARKS.finditer(text)}
-    return len(found) >= 2 or any(mark.lstrip("\"'").startswith("schema") for mark in found)
+    """A key at the top that no other format has: schema, two of a job's sections, or its model and its cluster."""
+    found = {match[0].strip().strip("{\"'[]:= ") for match in _MARKS.finditer(text)}
+    sections = found - {"model"}
+    return len(sections) >= 2 or {"model", "cluster"} <= found or any(mark.startswith("schema") for mark in found)
 
 
 def read(text: str, place: str) -> Reading:
