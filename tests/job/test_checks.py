@@ -96,3 +96,12 @@ def test_a_default_length_beyond_the_table_is_no_ones_claim(minimal):
     job = read_job(minimal(model="gpt2"))
     assert job.data.seq_len == 4096
     assert any("data.seq_len = 4096: the default" in warning for warning in job.warnings)
+
+
+def test_a_micro_batch_has_no_more_tokens_than_kernels_count(minimal):
+    """FlashAttention's cu_seqlens are int32."""
+    with pytest.raises(Infeasible, match=r"data\.seq_len = 99999999999: .* more than kernels count"):
+        read_job(minimal(data={"seq_len": 99_999_999_999}))
+    with pytest.raises(Infeasible, match=r"data\.micro_batch = 1000000: .* more than kernels count"):
+        read_job(minimal(data={"seq_len": 4096, "micro_batch": 1_000_000}))
+    assert read_job(minimal(data={"seq_len": 1 << 30})).data.seq_len == 1 << 30

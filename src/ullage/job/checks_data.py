@@ -11,6 +11,7 @@ from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
 
 _TORCH_ENGINES = ("single", "ddp", "zero1")
+_MOST_TOKENS = (1 << 31) - 1
 
 
 def _stage(job: Job, arch: Architecture) -> Iterator[Violation]:
@@ -160,10 +161,22 @@ def _length(job: Job, arch: Architecture) -> Iterator[Violation]:
             yield infeasible("data.seq_len", length, what, f"use up to {longest}, or a model of more positions")
 
 
+def _tokens(job: Job, arch: Architecture) -> Iterator[Violation]:
+    """FlashAttention counts the tokens of a batch in int32 (flash_attn_interface.py, cu_seqlens), as do most kernels their rows."""
+    data = job.data
+    if data.seq_len * data.micro_batch > _MOST_TOKENS:
+        key, value = (
+            ("seq_len", data.seq_len) if data.seq_len >= data.micro_batch else ("micro_batch", data.micro_batch)
+        )
+        what = f"a micro-batch of {data.seq_len * data.micro_batch} tokens is more than kernels count ({_MOST_TOKENS}, an int32)"
+        yield infeasible(f"data.{key}", value, what, "use fewer")
+
+
 CHECKS = (
     _stage,
     _stack,
     _length,
+    _tokens,
     _offload,
     _lora,
     _optimizer_in_backward,

@@ -20,8 +20,8 @@ _GAP_BYTES = MIN_BLOCK_BYTES  # left between two segments, so that blocks of dif
 _RANGE_BITS = 50
 """Of an expandable segment's addresses, more than any driver has: what is free at their open end is the best fit only where nothing
 else fits, as in least_expandable (allocator_expandable.py)."""
-_OPEN_BYTES = 1 << _RANGE_BITS - 1
-"""Only the open end has as many free."""
+MOST_BYTES = 1 << _RANGE_BITS - 1
+"""Only the open end has as many free, and no program that is played may need as many."""
 _Range = tuple[int, int]  # addresses of a block: from, to
 _NOWHERE: _Range = (0, 0)
 _Stacks = defaultdict[int, list[tuple[_Range, ...]]]  # live blocks by the item that they hold, the youngest last
@@ -167,7 +167,7 @@ class Replay:
                     else:
                         free[index] = block
                     allocated += size
-                    if left > _OPEN_BYTES:
+                    if left > MOST_BYTES:
                         self._map(rest)
                 else:
                     slots[slot] = address, end
@@ -197,7 +197,7 @@ class Replay:
                 top = allocated - size + (rest if rest < least else 0)
                 if top > peak:
                     peak = top
-                if rest > _OPEN_BYTES:
+                if rest > MOST_BYTES:
                     self._map((free[index] & ADDRESS_MASK) - size)
         self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
 

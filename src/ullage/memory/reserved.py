@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ullage.frozen import frozen
 from ullage.memory.allocator import FREE_EVENT, CachingAllocator
-from ullage.memory.allocator_replay import Full, Replay
+from ullage.memory.allocator_replay import MOST_BYTES, Full, Replay
 from ullage.memory.program import Node, written_out
 
 
@@ -24,6 +24,8 @@ def simulate(program: Node, *, expandable_segments: bool = False, capacity_bytes
     capacity_bytes: what the driver can give. Near it the allocator first gives back what it holds unused; a program that does not
     fit even so is answered as if there were no limit.
     """
+    if program.peak_bytes >= MOST_BYTES:  # half a PiB: no node has as much, and what is lost to blocks does not matter
+        return Reserved(allocated_bytes=program.peak_bytes, reserved_bytes=program.peak_bytes)
     within: Replay | None = None
     if capacity_bytes is not None and not expandable_segments and program.peak_bytes <= capacity_bytes:
         within = Replay(capacity_bytes)
