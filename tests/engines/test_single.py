@@ -168,3 +168,17 @@ def test_a_norm_after_the_embedding_makes_the_stream_fp32_under_autocast(recompu
     )
     (kept,) = {line.formula for line in found.ledger if line.what == "embed_norm output"} or {"fp32"}
     assert "fp32" in kept
+
+
+def test_a_module_to_run_again_that_no_layer_has_is_said() -> None:
+    """The names are those of the stack's layers (transformer_config.py, --recompute-modules); of others nothing runs again."""
+    job = {"model": "llama-3.2-1b", "cluster": "1xH100-SXM-80GB", "engine": {"name": "single"}}
+    said = [
+        estimate(read_job({**job, "recompute": {"modules": names}})).warnings
+        for names in (["mlp", "core_attn"], ["mlp", "moe_act", "self_attention"])
+    ]
+    assert said[0] == ()
+    assert len(said[1]) == 1
+    assert said[1][0].startswith(
+        "recompute.modules = moe_act, self_attention: no part of these layers is called so; they"
+    )

@@ -105,3 +105,9 @@ def test_a_micro_batch_has_no_more_tokens_than_kernels_count(minimal):
     with pytest.raises(Infeasible, match=r"data\.micro_batch = 1000000: .* more than kernels count"):
         read_job(minimal(data={"seq_len": 4096, "micro_batch": 1_000_000}))
     assert read_job(minimal(data={"seq_len": 1 << 30})).data.seq_len == 1 << 30
+
+
+def test_more_layers_to_run_again_than_there_are_is_said(minimal):
+    job = read_job(minimal(recompute={"layers": 33}))
+    assert job.warnings == ("recompute.layers = 33: the model has 32, all of which run again; write full",)
+    assert read_job(minimal(recompute={"layers": 32})).warnings == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from ullage.engines.base import Account
+from ullage.engines.base import Account, context_of
 from ullage.engines.interval import Interval, interval, is_filled
 from ullage.engines.registry import account, ranks_of
 from ullage.engines.reserved import reserved_bytes, without_allocator
@@ -14,6 +14,7 @@ from ullage.hardware.overheads import Overhead
 from ullage.job.adapted import graph_of, left_out
 from ullage.job.adapted_experts import untrained
 from ullage.job.job import Job
+from ullage.kernels.stacks import unmet
 from ullage.memory.ledger import Line, ledger
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Peak, locate_peak
@@ -95,6 +96,8 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     device = job.cluster.device
     bracket = interval(job, worst.account, worst.reserved_bytes, worst.overheads)
     trainable = graph.parameter_count(trainable=True)
+    layers = [run.block for run in graph.runs if run.block.role == "layer"]
+    again = unmet(job.recompute, layers, context_of(held, graph))
     return Estimate(
         job=job,
         verdict=verdict_of(bracket, device.capacity_bytes),
@@ -115,7 +118,7 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
         trainable_parameters=trainable,
         flops_per_step=_flops_per_step(job, graph),
         outside=tuple((one.what, one.bytes, one.provenance) for one in worst.overheads),
-        warnings=(*job.warnings, *left_out(job), *untrained(graph), *worst.account.warnings),
+        warnings=(*job.warnings, *left_out(job), *untrained(graph), *again, *worst.account.warnings),
     )
 
 

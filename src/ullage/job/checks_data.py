@@ -172,11 +172,18 @@ def _tokens(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield infeasible(f"data.{key}", value, what, "use fewer")
 
 
+def _layers_again(job: Job, arch: Architecture) -> Iterator[Violation]:
+    count = job.recompute.layers
+    if arch.layers is not None and count > arch.layers:
+        yield warning("recompute.layers", count, f"the model has {arch.layers}, all of which run again", "write full")
+
+
 CHECKS = (
     _stage,
     _stack,
     _length,
     _tokens,
+    _layers_again,
     _offload,
     _lora,
     _optimizer_in_backward,

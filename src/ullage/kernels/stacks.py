@@ -59,6 +59,18 @@ def segments(block: Block, context: Context, recompute: Recompute) -> tuple[Segm
     return policy(steps, context)
 
 
+def unmet(recompute: Recompute, layers: Iterable[Block], context: Context) -> tuple[str, ...]:
+    """A warning of modules that a job runs again and none of its layers has."""
+    if not recompute.modules:
+        return ()
+    there = {step.module for block in layers for step in lower(block, context)} - {""}
+    missing = ", ".join(name for name in recompute.modules if name not in there)
+    known = ", ".join(sorted(there))
+    return (
+        (f"recompute.modules = {missing}: no part of these layers is called so; they have {known}",) if missing else ()
+    )
+
+
 @frozen
 class Modules:
     """What a layer can recompute piece by piece, by name; inside: those that are part of another one, and it."""
