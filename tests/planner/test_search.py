@@ -45,6 +45,25 @@ SPACES = {
         },
         ("ddp", "fsdp2"),
     ),
+    "mixtral, rows that one sequence pads and two fill": (
+        {
+            "model": {"base": "mixtral-8x7b", "num_hidden_layers": 4},
+            "cluster": f"8x{H100}",
+            "data": {"seq_len": 32, "global_batch": 64},
+            "layout": {"cp": 1, "tp": 1, "pp": 1},
+            "precision": {"params": "bf16", "compute": "fp8", "grads": "fp32", "master": "fp32", "reduce": "fp32"},
+            "engine": {
+                "name": "megatron",
+                "options": {
+                    "fp8": "hybrid",
+                    "fp8_recipe": "tensorwise",
+                    "moe_expert_capacity_factor": 1.0,
+                    "moe_pad_expert_input_to_capacity": True,
+                },
+            },
+        },
+        ("megatron",),
+    ),
     "mixtral": (
         MIXTRAL | {"layout": {"cp": 1, "tp": 2, "sp": True, "etp": 1, "pp": 4}, "recompute": "full"},
         ("megatron",),

@@ -7,7 +7,8 @@ arithmetic on top.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import TypeVar
@@ -43,6 +44,7 @@ Work = Callable[[Block, Context, bool], tuple[OpWork, ...]]
 _RULE = GradRule(mode="add")
 
 Answer = TypeVar("Answer")
+Worked = TypeVar("Worked", OpWork, Pass)
 
 
 class GridCosts:
@@ -234,7 +236,7 @@ class GridCosts:
     def _pairs(self, work: Work, block: Block) -> tuple[list[Pair], list[Pair]]:
         """A block's passes for one sequence and for two, forward and backward."""
         one, two = (work(block, context, self.place.accumulates) for context in self.contexts)
-        pairs = list(zip(one, two, strict=True))
+        pairs = _paired(*([(each.name, each) for each in works] for works in (one, two)))
         return [(a.forward, b.forward) for a, b in pairs], [(a.backward, b.backward) for a, b in pairs]
 
     @cached_property
@@ -291,9 +293,8 @@ class GridCosts:
             chosen = CHECKPOINT if recompute.kind == "full" else SELECTIVE
             mode = chosen if block.role == "layer" else PLAIN
             stop = self.place.early_stop
-            one, two = (passes_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
-            pairs = list(zip(one, two, strict=True))
-            self._again[key] = self._growing(pairs, backward=False)
+            passes = (passes_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
+            self._again[key] = self._growing(_paired(*passes), backward=False)
         return self._again[key]
 
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
@@ -320,6 +321,25 @@ def _has_loss(block: Block) -> bool:
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:
     return sum(exchange_cost(job, one).seconds for one in exchanges)
+
+
+def _paired(one: Sequence[tuple[str, Worked]], two: Sequence[tuple[str, Worked]]) -> list[tuple[Worked, Worked]]:
+    """What one sequence and two have in common, by name. What only one of them has takes no time here: rows that an 8-bit matmul pads,
+    which two sequences may fill."""
+    if len(one) != len(two):
+        both = Counter(name for name, _ in one) & Counter(name for name, _ in two)
+        one, two = _among(both, one), _among(both, two)
+    return list(zip((each for _, each in one), (each for _, each in two), strict=True))
+
+
+def _among(names: Counter[str], works: Sequence[tuple[str, Worked]]) -> list[tuple[str, Worked]]:
+    left = names.copy()
+    found = []
+    for name, work in works:
+        if left[name] > 0:
+            left[name] -= 1
+            found.append((name, work))
+    return found
 
 
 def _kept_bytes(block: Block, context: Context, recompute: Recompute) -> int:

@@ -64,9 +64,9 @@ def work_again(
 
 def passes_again(
     block: Block, context: Context, mode: str, recompute: Recompute, *, early_stop: bool
-) -> tuple[Pass, ...]:
-    """These forwards alone: a search asks for thousands."""
-    return tuple(forward for _, forward in _again(block, context, mode, recompute, early_stop))
+) -> tuple[tuple[str, Pass], ...]:
+    """These forwards alone, with their ops' names: a search asks for thousands."""
+    return tuple((work.name, forward) for work, forward in _again(block, context, mode, recompute, early_stop))
 
 
 def _again(
