@@ -47,9 +47,17 @@ def graph_bytes(said: dict) -> int:
 
 @pytest.mark.parametrize(
     ("policy", "tp", "traced_gib"),
-    [("full", 1, 17.221), ("default", 1, 35.877), ("full", 2, 8.642), ("default", 2, 17.970)],
+    [
+        ("full", 1, 17.221),
+        ("default", 1, 35.877),
+        (None, 1, 67.004),
+        ("full", 2, 8.642),
+        ("default", 2, 17.970),
+        (None, 2, 35.596),
+    ],
 )
-def test_a_graph_of_torchtitans(policy: str, tp: int, traced_gib: float) -> None:
+def test_a_graph_of_torchtitans(policy: str | None, tp: int, traced_gib: float) -> None:
+    """None: without the pass that marks ops, all stays that a backward reads, gathered weights too."""
     assert graph_bytes(job(policy, tp=tp)) / GIB == pytest.approx(traced_gib, rel=0.025)
 
 
@@ -144,6 +152,34 @@ def test_what_is_not_modelled_is_refused_by_name(change: dict, key: str) -> None
 def test_a_policy_that_nobody_traced_is_refused() -> None:
     with pytest.raises(Unsupported, match="memory_policy = sac_and_offload"):
         estimate(read_job(job(None, memory_policy="sac_and_offload")))
+
+
+SIMPLE = {"simple_fsdp": True, "compile_backend": "aot_eager", "compile_loss": True}
+
+
+@pytest.mark.parametrize(("gpus", "tp", "reserved_gib"), [(8, 1, 40.96), (8, 2, 28.28), (64, 1, 29.37)])
+def test_a_run_of_simple_fsdp(gpus: int, tp: int, reserved_gib: float) -> None:
+    """Commit d9bdfbb's table, November 2025: one sequence of 8192 a rank, selective checkpointing by op."""
+    said = job("eager", tp=tp) | {"stack_version": "2025-11-15"}
+    said["engine"] = {"name": "fsdp2", "options": {"expandable_segments": True, **SIMPLE}}
+    if gpus == 64:
+        said |= {"cluster": "8x8xH100-SXM-96GB", "layout": {"dp": 64}}
+    assert estimate(read_job(said)).peak.reserved_bytes / GIB == pytest.approx(reserved_gib, rel=0.065)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "key"),
+    [
+        ({"recompute": "none"}, {}, "recompute"),
+        ({}, {"compile_backend": "inductor"}, "simple_fsdp"),
+        ({"model": DEEPSEEK}, {}, "simple_fsdp"),
+    ],
+)
+def test_what_simple_fsdp_leaves_to_the_compiler_is_refused(change: dict, options: dict, key: str) -> None:
+    said = job("eager") | {"stack_version": "2025-11-15"} | change
+    said["engine"] = {"name": "fsdp2", "options": {**SIMPLE, **options}}
+    with pytest.raises(Unsupported, match=key):
+        estimate(read_job(said))
 
 
 def test_other_engines_have_no_graph_trainer() -> None:

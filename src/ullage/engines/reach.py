@@ -12,6 +12,7 @@ from ullage.job.adapted import PACKED, STORAGE, adapters_type, model_type
 from ullage.job.adapted_experts import packs_experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
+from ullage.kernels.torchtitan_captured import CAPTURES
 
 OFFLOADS: dict[str, tuple[str, ...]] = {
     "single": ("optimizer", "activations"),
@@ -45,8 +46,8 @@ LOSSES = {
 STEPS_IN_BACKWARD = ("single",)
 """Engines whose account knows the optimizer's step inside the backward (optimizer_in_bwd)."""
 
-CAPTURES = ("fsdp2", "torchtitan")
-"""Whose account knows a whole step captured in one graph, and of whose layer code."""
+CAPTURED = ("fsdp2", "torchtitan")
+"""Whose account knows a captured graph, and of whose layer code."""
 
 
 def refuse_what_is_not_read(job: Job) -> None:
@@ -236,6 +237,13 @@ def _storage(job: Job) -> object:
     return said if sharded and said not in (None, *known) else None
 
 
+def _captured(option: str) -> Callable[[Job], object]:
+    def value(job: Job) -> object:
+        return True if job.engine.options.get(option) and (job.engine.name, job.stack) != CAPTURED else None
+
+    return value
+
+
 def _base(job: Job) -> object:
     return None if job.lora is None or job.lora.base in ("bf16", *_packed(job)) else job.lora.base
 
@@ -261,9 +269,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "offload.optimizer": _offload("optimizer"),
     "offload.params": _offload("params"),
     "offload.activations": _offload("activations"),
-    "engine.options.graph_trainer": lambda job: (
-        True if job.engine.options.get("graph_trainer") and (job.engine.name, job.stack) != CAPTURES else None
-    ),
+    **{f"engine.options.{option}": _captured(option) for option in CAPTURES},
     "engine.options.optimizer_in_bwd": lambda job: (
         True if job.engine.options.get("optimizer_in_bwd") and job.engine.name not in STEPS_IN_BACKWARD else None
     ),

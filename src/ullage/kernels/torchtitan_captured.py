@@ -8,17 +8,21 @@ what a backward needs stays.
 from __future__ import annotations
 
 from ullage.kernels.step import Context, Segment, Step
+from ullage.kernels.torchtitan_version import saves_attention
 
 SAVED = ("matmul", "attention", "all_to_all", "topk")
 """Ops whose results the default policy saves: distributed/activation_checkpoint.py, _get_save_ops, beside sequence parallelism's
 reduce-scatters. Grouped matmuls are not among torch's compute-intensive ones (_functorch/partitioners.py, get_default_op_list)."""
+
+CAPTURES = ("graph_trainer", "simple_fsdp")
+"""Options under which a graph is captured."""
 
 POLICIES = {"full": "full", "default": "selective", "eager": "selective"}
 """--compile.memory_policy, and the job's word for each. eager: every second matmul is run again, counted anew in each layer."""
 
 
 def is_captured(context: Context) -> bool:
-    return bool(context.option("graph_trainer"))
+    return any(map(context.option, CAPTURES))
 
 
 def policy(steps: tuple[Step, ...], context: Context) -> tuple[Segment, ...]:
@@ -37,6 +41,8 @@ def _may_stay(steps: tuple[Step, ...], context: Context) -> frozenset[str]:
         again = matmuls[1::2] if named == "eager" else []
         scattered = [step for step in steps if context.sp and step.name.endswith(".reduce")]
         saved = [step for step in steps if step.op in SAVED and step not in again] + scattered
+        if not saves_attention(context):
+            saved = [step for step in saved if step.op != "attention"]
     return frozenset(buffer.name for step in saved for buffer in step.writes)
 
 

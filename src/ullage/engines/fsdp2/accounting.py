@@ -14,7 +14,6 @@ from ullage.engines.fsdp2.states import beside, host_bytes, packed, states
 from ullage.engines.fsdp2.step import Step
 from ullage.engines.recompute import stops_early
 from ullage.engines.replica import plain
-from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap
 from ullage.job.job import Job
 from ullage.kernels.step import Context
@@ -23,20 +22,8 @@ from ullage.memory.chunk import Replayer
 from ullage.memory.rank import Rank
 from ullage.model.graph import Graph
 
-_NOT_MODELLED = {
-    "simple_fsdp": "turns sharding into ops of a captured graph, whose passes decide what is saved and where it is gathered",
-}
-
-
-def _refuse(job: Job) -> None:
-    for option, why in _NOT_MODELLED.items():
-        value = job.engine.options.get(option)
-        if value:
-            raise Unsupported(f"{why}; this is not modelled", key=f"engine.options.{option}", value=value)
-
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
-    _refuse(job)
     offloaded.refuse(job)
     job = captured.as_run(job)
     alone = unwrapped(job)

@@ -6,6 +6,9 @@ reduction a layer, the next started beside it), cudagraph.py. Held against the g
 
 Ops run one by one, as eager ones do: regional compilation fuses flex attention alone. The graph is traced over plain tensors on one stream,
 and captured in turn, with a pool of its own, by CUDA graphs.
+
+SimpleFSDP (experiments/simple_fsdp) is what it came from: torch.compile captures the model, and AOTAutograd cuts forward and backward where
+selective checkpointing has marked it. With the backend aot_eager its ops run one by one too.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from __future__ import annotations
 from ullage.errors import InvalidInput, Unsupported
 from ullage.frozen import FrozenMap, replace
 from ullage.job.job import Job, Recompute
-from ullage.kernels.torchtitan_captured import POLICIES
+from ullage.kernels.torchtitan_captured import CAPTURES, POLICIES
 from ullage.memory.program import Node, on_stream
 from ullage.model.graph import Graph
 
-OPTION = "graph_trainer"
+OPTION, SIMPLE = CAPTURES
 POLICY = "memory_policy"
 
 TRACED_SINCE = "2026-04-27"
@@ -34,7 +37,7 @@ GROUPED_MATMULS_CAPTURED_SINCE = (10, 0)
 
 
 def is_captured(job: Job) -> bool:
-    return bool(job.engine.options.get(OPTION))
+    return any(job.engine.options.get(option) for option in CAPTURES)
 
 
 def as_run(job: Job) -> Job:
@@ -42,11 +45,35 @@ def as_run(job: Job) -> Job:
     if not is_captured(job):
         return job
     _refuse(job)
+    if not job.engine.options.get(OPTION):
+        return _simple(job)
     policy = _policy(job)
     options = FrozenMap({**job.engine.options, POLICY: policy or "none"})
     recompute = Recompute(kind="none") if policy is None else Recompute(kind="selective")
     engine = replace(job.engine, options=options, zero_stage=3 if _gathers_again(job, policy) else 2)
     return replace(job, engine=engine, recompute=recompute, compile=False)
+
+
+def _simple(job: Job) -> Job:
+    """SimpleFSDP's job: torchtitan's own policy by op, and a loss that its backend fuses no more than the model."""
+    options = job.engine.options
+    if options.get("compile_backend") != "aot_eager":
+        raise Unsupported(
+            "is modelled with compile_backend aot_eager alone: inductor fuses and saves by choices of its own",
+            key=f"engine.options.{SIMPLE}",
+            value="true",
+            remedy="set engine.options.compile_backend: aot_eager, or leave simple_fsdp out",
+        )
+    if job.recompute.kind not in ("full", "selective"):
+        raise Unsupported(
+            "leaves what is saved to AOTAutograd's partitioner, whose choices are not modelled",
+            key="recompute",
+            value=job.recompute.kind,
+            allowed="full, selective",
+        )
+    found = FrozenMap({**options, POLICY: "eager", "compile_loss": False})
+    kept = options.get("reshard_after_forward") in ("never", False)
+    return replace(job, engine=replace(job.engine, options=found, zero_stage=2 if kept else 3), compile=False)
 
 
 def _policy(job: Job) -> str | None:
@@ -79,9 +106,10 @@ def _gathers_again(job: Job, policy: str | None) -> bool:
 
 
 def _refuse(job: Job) -> None:
-    key = f"engine.options.{OPTION}"
+    traced = bool(job.engine.options.get(OPTION))
+    key = f"engine.options.{OPTION if traced else SIMPLE}"
     version = job.stack_version
-    if version is not None and version < TRACED_SINCE:
+    if traced and version is not None and version < TRACED_SINCE:
         raise Unsupported(
             f"was cut into a forward and a backward by AOTAutograd before {TRACED_SINCE}, whose choices are not modelled",
             key=key,
@@ -101,11 +129,17 @@ def _refuse(job: Job) -> None:
 
 
 def placed(job: Job, graph: Graph, step: Node) -> Node:
-    """A step's allocations, all on one stream, and in a pool of their own where the graph becomes a CUDA graph."""
-    return on_stream(step, POOL_STREAM if _becomes_cuda_graph(job, graph) else 0)
+    """A step's allocations, all on one stream, and in a pool of their own where the graph becomes a CUDA graph.
 
-
-def _becomes_cuda_graph(job: Job, graph: Graph) -> bool:
-    capability = job.cluster.device.compute_capability
+    Raises Unsupported for experts under SimpleFSDP, which no measured run was held against."""
     grouped = any(op.kind == "grouped_linear" for run in graph.runs for op in run.block.ops)
+    if not job.engine.options.get(OPTION):
+        if grouped:
+            raise Unsupported("is not modelled for experts", key=f"engine.options.{SIMPLE}", value="true")
+        return on_stream(step, 0)
+    return on_stream(step, POOL_STREAM if _becomes_cuda_graph(job, grouped=grouped) else 0)
+
+
+def _becomes_cuda_graph(job: Job, *, grouped: bool) -> bool:
+    capability = job.cluster.device.compute_capability
     return not grouped or (capability is not None and capability >= GROUPED_MATMULS_CAPTURED_SINCE)

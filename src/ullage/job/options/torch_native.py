@@ -34,7 +34,7 @@ _FSDP = table(
             FLAG: """
                 limit_all_gathers forward_prefetch
                 activation_checkpointing_reentrant sync_module_states cpu_ram_efficient_loading keep_low_precision_grads
-                cast_forward_inputs cast_root_forward_inputs use_torch_fsdp2 simple_fsdp
+                cast_forward_inputs cast_root_forward_inputs use_torch_fsdp2
                 optimizer_created_before_sharding te_linears reshard_after_backward""",
             DTYPE: "param_dtype buffer_dtype output_dtype",
             TEXT: "backward_prefetch norm_type",
@@ -50,7 +50,7 @@ _TITAN = table(
         Status.MODELLED: {
             SWITCH: "compile_loss logits_upcast",
             TEXT: "loss_name memory_policy",
-            FLAG: "force_load_balance graph_trainer",
+            FLAG: "force_load_balance graph_trainer simple_fsdp",
         },
         Status.NOT_MODELLED: {
             FLAG: """
