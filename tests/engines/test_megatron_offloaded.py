@@ -9,7 +9,7 @@ from ullage.calibration.host import host_bytes_per_s
 from ullage.engines.base import context_of, pinned
 from ullage.engines.megatron.offloaded import stash
 from ullage.engines.registry import account, ranks_of
-from ullage.errors import InvalidInput, Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.hardware.catalogue import device
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
@@ -86,9 +86,9 @@ def test_a_switch_that_is_off_offloads_nothing(off: str) -> None:
 @pytest.mark.parametrize(
     ("count", "change", "error"),
     [
-        (LAYERS, {}, InvalidInput),
-        (4, {"layout": {"dp": 2, "pp": 2}}, InvalidInput),
-        (4, {"recompute": "full"}, InvalidInput),
+        (LAYERS, {}, Infeasible),
+        (4, {"layout": {"dp": 2, "pp": 2}}, Infeasible),
+        (4, {"recompute": "full"}, Infeasible),
     ],
 )
 def test_what_megatron_refuses(count: int, change: dict, error: type[Exception]) -> None:

@@ -11,7 +11,7 @@ from ullage.api import estimate
 from ullage.engines.base import context_of
 from ullage.engines.fsdp2.captured import as_run
 from ullage.engines.registry import account, ranks_of
-from ullage.errors import InvalidInput, Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.read import read_job
 from ullage.kernels.stacks import segments
@@ -145,7 +145,7 @@ def test_weights_are_gathered_again_since_april(version: str | None, again: bool
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(change: dict, key: str) -> None:
-    with pytest.raises((Unsupported, InvalidInput), match=key):
+    with pytest.raises((Unsupported, Infeasible), match=key):
         estimate(read_job(job("full") | change))
 
 

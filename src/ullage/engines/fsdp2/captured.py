@@ -13,7 +13,7 @@ selective checkpointing has marked it. With the backend aot_eager its ops run on
 
 from __future__ import annotations
 
-from ullage.errors import InvalidInput, Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.frozen import FrozenMap, replace
 from ullage.job.job import Job, Recompute
 from ullage.kernels.torchtitan_captured import CAPTURES, POLICIES
@@ -84,7 +84,7 @@ def _policy(job: Job) -> str | None:
     kind = job.recompute.kind
     if said is not None and POLICIES[str(said)] != kind:
         wanted = POLICIES[str(said)]
-        raise InvalidInput(
+        raise Infeasible(
             f"is recompute: {wanted}, not {kind}",
             key=f"engine.options.{POLICY}",
             value=said,

@@ -8,7 +8,7 @@ as many ahead of its backward: never more than ``layers - n`` layers' tensors ar
 from __future__ import annotations
 
 from ullage.engines.base import pinned
-from ullage.errors import InvalidInput, Unsupported
+from ullage.errors import Infeasible, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Job
 from ullage.memory.block import BlockProgram, GradRule
@@ -46,10 +46,10 @@ def refuse(job: Job, layers: int) -> None:
     if not count:
         return
     if count >= layers:
-        raise InvalidInput("leaves no layer on the device", key=key, value=count, allowed=f"less than {layers}")
+        raise Infeasible("leaves no layer on the device", key=key, value=count, allowed=f"less than {layers}")
     for what, value, rest in (("layout.pp", job.layout.pp, 1), ("recompute", job.recompute.kind, "none")):
         if value != rest:
-            raise InvalidInput(f"does not go with {what} = {value}", key=key, value=count, remedy=f"set {what}: {rest}")
+            raise Infeasible(f"does not go with {what} = {value}", key=key, value=count, remedy=f"set {what}: {rest}")
     if job.engine.options.get("cpu_offloading_weights"):
         raise Unsupported("is not modelled", key="engine.options.cpu_offloading_weights", value="true")
 
