@@ -8,7 +8,7 @@ Ops run one by one, as eager ones do: regional compilation fuses flex attention 
 and captured in turn, with a pool of its own, by CUDA graphs.
 
 SimpleFSDP (experiments/simple_fsdp) is what it came from: torch.compile captures the model, and AOTAutograd cuts forward and backward where
-selective checkpointing has marked it. With the backend aot_eager its ops run one by one too.
+selective checkpointing has marked it. With the backend aot_eager its ops run one by one too. So did graph_trainer's mode "aot" at first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ POLICY = "memory_policy"
 
 TRACED_SINCE = "2026-04-27"
 """Commit 73680eedb: mode aot_fx_trace. Before, dynamo captured forward and backward for AOTAutograd to cut in two."""
+
+CUT = ("2026-03-10", "2026-04-22")
+"""Commits c8d2d7181, f213796fd: between them its pass saved what torchtitan's policy by op does, every second matmul among them."""
 
 GATHERS_SAVED_UNTIL = "2026-04-28"
 """Commit 9ed1a028d of that day: weights are gathered again for the backward. A run named by the day was made before."""
@@ -45,8 +48,8 @@ def as_run(job: Job) -> Job:
     if not is_captured(job):
         return job
     _refuse(job)
-    if not job.engine.options.get(OPTION):
-        return _simple(job)
+    if not _is_traced(job):
+        return _cut(job)
     policy = _policy(job)
     options = FrozenMap({**job.engine.options, POLICY: policy or "none"})
     recompute = Recompute(kind="none") if policy is None else Recompute(kind="selective")
@@ -54,15 +57,20 @@ def as_run(job: Job) -> Job:
     return replace(job, engine=engine, recompute=recompute, compile=False)
 
 
-def _simple(job: Job) -> Job:
-    """SimpleFSDP's job: torchtitan's own policy by op, and a loss that its backend fuses no more than the model."""
+def _is_traced(job: Job) -> bool:
+    version = job.stack_version
+    return bool(job.engine.options.get(OPTION)) and (version is None or version >= TRACED_SINCE)
+
+
+def _cut(job: Job) -> Job:
+    """As AOTAutograd cuts it: torchtitan's own policy by op, and a loss that its backend fuses no more than the model."""
     options = job.engine.options
-    if options.get("compile_backend") != "aot_eager":
+    if options.get("compile_backend", "aot_eager" if options.get(OPTION) else None) != "aot_eager":
         raise Unsupported(
             "is modelled with compile_backend aot_eager alone: inductor fuses and saves by choices of its own",
-            key=f"engine.options.{SIMPLE}",
+            key=_key(job),
             value="true",
-            remedy="set engine.options.compile_backend: aot_eager, or leave simple_fsdp out",
+            remedy="set engine.options.compile_backend: aot_eager, or leave it out",
         )
     if job.recompute.kind not in ("full", "selective"):
         raise Unsupported(
@@ -74,6 +82,10 @@ def _simple(job: Job) -> Job:
     found = FrozenMap({**options, POLICY: "eager", "compile_loss": False})
     kept = options.get("reshard_after_forward") in ("never", False)
     return replace(job, engine=replace(job.engine, options=found, zero_stage=2 if kept else 3), compile=False)
+
+
+def _key(job: Job) -> str:
+    return f"engine.options.{OPTION if job.engine.options.get(OPTION) else SIMPLE}"
 
 
 def _policy(job: Job) -> str | None:
@@ -106,12 +118,12 @@ def _gathers_again(job: Job, policy: str | None) -> bool:
 
 
 def _refuse(job: Job) -> None:
-    traced = bool(job.engine.options.get(OPTION))
-    key = f"engine.options.{OPTION if traced else SIMPLE}"
-    version = job.stack_version
-    if traced and version is not None and version < TRACED_SINCE:
+    key, version = _key(job), job.stack_version
+    known = _is_traced(job) or not job.engine.options.get(OPTION)
+    if not known and version is not None and not CUT[0] <= version < CUT[1]:
         raise Unsupported(
-            f"was cut into a forward and a backward by AOTAutograd before {TRACED_SINCE}, whose choices are not modelled",
+            f"was cut into a forward and a backward by AOTAutograd before {TRACED_SINCE}, whose choices are known from {CUT[0]} to "
+            f"{CUT[1]} alone",
             key=key,
             value="true",
             remedy=f"name a stack_version since {TRACED_SINCE}",
@@ -131,11 +143,11 @@ def _refuse(job: Job) -> None:
 def placed(job: Job, graph: Graph, step: Node) -> Node:
     """A step's allocations, all on one stream, and in a pool of their own where the graph becomes a CUDA graph.
 
-    Raises Unsupported for experts under SimpleFSDP, which no measured run was held against."""
+    Raises Unsupported for experts in a graph that AOTAutograd cuts, which no measured run was held against."""
     grouped = any(op.kind == "grouped_linear" for run in graph.runs for op in run.block.ops)
-    if not job.engine.options.get(OPTION):
+    if not _is_traced(job):
         if grouped:
-            raise Unsupported("is not modelled for experts", key=f"engine.options.{SIMPLE}", value="true")
+            raise Unsupported(f"is not modelled for experts before {TRACED_SINCE}", key=_key(job), value="true")
         return on_stream(step, 0)
     return on_stream(step, POOL_STREAM if _becomes_cuda_graph(job, grouped=grouped) else 0)
 
