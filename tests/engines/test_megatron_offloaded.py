@@ -130,3 +130,17 @@ def test_recipes_fit_with_it_alone(card: str, layers: int) -> None:
 
     used, capacity = reserved(layers)
     assert used < capacity < reserved(0)[0]
+
+
+@pytest.mark.parametrize(("layout", "in_flight"), [({"dp": 4}, (LAYERS,)), ({"dp": 2, "pp": 2}, (LAYERS, LAYERS // 2))])
+def test_fine_grained_buffers_on_the_host(layout: dict, in_flight: tuple[int, ...]) -> None:
+    """Of attention: q, k, v and its output, a pinned buffer each, of every layer that is in flight: two micro-batches of half the layers
+    on the first rank of a pipeline of two, one on the last."""
+    options = {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn"]}
+    said = job(0, **options) | {"layout": layout, "data": {"seq_len": 8192, "micro_batch": 1, "grad_accum": 4}}
+    read = read_job(said | {"offload": {"activations": "cpu"}})
+    graph = graph_of(read)
+    each = 2 * 8192 * (4096 + 1024 + 1024 + 4096)
+    assert tuple(account(read, graph, rank).host_bytes for rank in ranks_of(read, graph)) == tuple(
+        layers * each for layers in in_flight
+    )

@@ -40,8 +40,13 @@ def offloaded(steps: tuple[Step, ...], context: Context) -> tuple[Step, ...]:
 
 def one_layer_bytes(steps: tuple[Step, ...]) -> int:
     """What a layer sends to the host: as much is back on the device ahead of each layer's backward."""
+    return sum(sent(steps))
+
+
+def sent(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Bytes of each tensor that a layer sends to the host."""
     sizes = _sizes(steps)
-    return sum(sizes.get(name, 0) for name in dict.fromkeys(name for step in steps for name in step.offloads))
+    return tuple(sizes.get(name, 0) for name in dict.fromkeys(name for step in steps for name in step.offloads))
 
 
 def _sizes(steps: tuple[Step, ...]) -> dict[str, int]:

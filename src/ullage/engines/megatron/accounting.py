@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.engines.base import Account, context_of, flag, sized
+from ullage.engines.base import Account, context_of, flag, pinned, sized
 from ullage.engines.megatron import narrow, offloaded
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
-from ullage.engines.megatron.graphs import capture, static_buffers, warms_up, without_graphs
+from ullage.engines.megatron.graphs import capture, layers_in_flight, static_buffers, warms_up, without_graphs
 from ullage.engines.megatron.states import frozen_parameters, gradients_type, load, states, trained
 from ullage.engines.pipeline import scheduled
 from ullage.errors import Unsupported
 from ullage.job.job import Job
 from ullage.kernels import stacks
-from ullage.kernels.megatron_offload import one_layer_bytes
+from ullage.kernels.megatron_offload import one_layer_bytes, sent
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Element, Replayer, Wrap
@@ -65,8 +65,19 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
 
 
 def _host_bytes(job: Job, rank: Rank, replayer: Replayer) -> int:
+    """Of one rank, page-locked: of layers offloaded whole; of fine-grained offloading, of each layer that is in flight (OffloadTensorPool
+    keeps a buffer for each tensor that is away at once; one layer's never leave, and are counted all the same)."""
     count = offloaded.layers_of(job)
-    return offloaded.host_bytes(_offloaded_block(rank), replayer, count) if count else 0
+    if count:
+        return offloaded.host_bytes(_offloaded_block(rank), replayer, count)
+    if not replayer.context.option("fine_grained_activation_offloading"):
+        return 0
+    blocks = {run.block for part in rank.chunks for run in part.runs if run.block.role == "layer"}
+    found = 0
+    for block in blocks:
+        layer = sum(pinned(n_bytes) for n_bytes in sent(stacks.lower(block, replayer.context)))
+        found += layer * layers_in_flight(job, rank, {block})
+    return found
 
 
 def _offloaded_block(rank: Rank) -> Block:

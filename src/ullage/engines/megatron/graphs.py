@@ -34,7 +34,7 @@ def static_buffers(job: Job, rank: Rank, replayer: Replayer) -> list[Item]:
         return []
     data = job.data
     layers, masks = (
-        _layers_in_flight(job, rank, some) for some in (set(parts), {block for block in parts if _attends(block)})
+        layers_in_flight(job, rank, some) for some in (set(parts), {block for block in parts if _attends(block)})
     )
     stream = round_up(_stream_bytes(rank, replayer))
     mask = round_up(data.micro_batch * (data.seq_len // job.layout.cp) * data.seq_len)
@@ -91,7 +91,7 @@ def capture(job: Job, rank: Rank, replayer: Replayer) -> Node | None:
     if not parts:
         return None
     size = _stream_bytes(rank, replayer)
-    programs = [(_layers_in_flight(job, rank, {block}), _program(block, part, size)) for block, part in parts.items()]
+    programs = [(layers_in_flight(job, rank, {block}), _program(block, part, size)) for block, part in parts.items()]
     node = Sequence(
         [
             alloc(boundary(size)),
@@ -111,7 +111,7 @@ def _program(block: Block, part: tuple[Step, ...], size: int) -> BlockProgram:
     return BlockReplay(steps, grad_rule=GradRule(mode="fused")).run()
 
 
-def _layers_in_flight(job: Job, rank: Rank, blocks: Collection[Block]) -> int:
+def layers_in_flight(job: Job, rank: Rank, blocks: Collection[Block]) -> int:
     """The most of these layers at one time, counted once for each micro-batch, whose forward has run and whose backward has not."""
     live = most = 0
     for action in actions_of(job, rank.index):
