@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from ullage.errors import Unsupported
-from ullage.kernels.step import Context, Segment, Step, without_experts
+from ullage.kernels.step import Context, Segment, Step, without_experts, without_loss
 from ullage.model.graph import Block, Op
 
 Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
@@ -18,6 +18,11 @@ _Kernel = TypeVar("_Kernel")
 
 _MEGATRONS = ("ssm", "ssm_norm")
 """Kinds of op that Megatron's stack alone has kernels for."""
+
+
+def of_loss(op: Op) -> bool:
+    """Whether what it does depends on the kind of loss: a loss, or what makes its logits."""
+    return op.kind == "loss" or op.name.endswith("lm_head")
 
 
 def kernel_of(kernels: Mapping[str, _Kernel], op: Op, context: Context) -> _Kernel:
@@ -35,10 +40,15 @@ def lower_ops(
 ) -> tuple[Step, ...]:
     """The steps of a block. ``fused`` names the kinds whose ops of one ``group`` attribute become one kernel call."""
     steps: list[Step] = []
-    beside_experts = without_experts(context)
-    for ops in _groups(block, fused):
+    contexts = {
+        (False, False): without_loss(without_experts(context)),
+        (False, True): without_experts(context),
+        (True, False): without_loss(context),
+        (True, True): context,
+    }
+    for ops, knows in _groups(block, fused):
         kernel = kernel_of(kernels, ops[0], context)
-        steps += _lowered(kernel, ops, context if any(op.of_experts for op in ops) else beside_experts)
+        steps += _lowered(kernel, ops, contexts[knows])
     return tuple(steps)
 
 
@@ -48,8 +58,9 @@ def _lowered(kernel: Kernel, ops: tuple[Op, ...], context: Context) -> tuple[Ste
 
 
 @lru_cache(maxsize=256)
-def _groups(block: Block, fused: frozenset[str]) -> tuple[tuple[Op, ...], ...]:
-    return tuple(_grouped(block, fused))
+def _groups(block: Block, fused: frozenset[str]) -> tuple[tuple[tuple[Op, ...], tuple[bool, bool]], ...]:
+    """Ops that one kernel lowers, and whether they know of experts, and of the loss."""
+    return tuple([(ops, (any(op.of_experts for op in ops), any(map(of_loss, ops)))) for ops in _grouped(block, fused)])
 
 
 def _grouped(block: Block, fused: frozenset[str]) -> Iterator[tuple[Op, ...]]:

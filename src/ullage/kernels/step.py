@@ -245,7 +245,19 @@ def without_experts(context: Context) -> Context:
     if not any(name in context.sizes for name in _EXPERTS_SIZES):
         return context
     sizes = {name: size for name, size in context.sizes.items() if name not in _EXPERTS_SIZES}
-    return replace(context, sizes=FrozenMap(sizes), ep=1, etp=1)
+    return _one(replace(context, sizes=FrozenMap(sizes), ep=1, etp=1))
+
+
+@lru_cache(maxsize=1024)
+def without_loss(context: Context) -> Context:
+    """What of a context matters to ops that do not know of the loss."""
+    return _one(replace(context, loss="full", loss_chunks=None))
+
+
+@lru_cache(maxsize=1024)
+def _one(context: Context) -> Context:
+    """Of equal ones the first: a cache that is keyed by it need not compare all of it again."""
+    return context
 
 
 _EXPERTS_SIZES = (*EXPERT_PARALLEL, *EXPERT_TENSOR_PARALLEL, ROUTED)

@@ -18,6 +18,7 @@ from ullage.frozen import replace
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Recompute
 from ullage.kernels import stacks
+from ullage.kernels.lowering import of_loss
 from ullage.kernels.step import Context
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
@@ -316,7 +317,7 @@ class GridCosts:
 
 
 def _has_loss(block: Block) -> bool:
-    return any(op.kind == "loss" or op.name.endswith("lm_head") for op in block.ops)
+    return any(map(of_loss, block.ops))
 
 
 def _sent_s(job: Job, exchanges: tuple[Exchange, ...]) -> float:

@@ -17,7 +17,7 @@ from ullage.kernels.megatron_common import is_local
 from ullage.kernels.megatron_graphs import captured, captures, launched
 from ullage.kernels.megatron_moe import probabilities_type
 from ullage.kernels.narrow import narrow_type, recipe
-from ullage.kernels.step import Context, without_experts
+from ullage.kernels.step import Context, without_experts, without_loss
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
 from ullage.timing import partly
 from ullage.timing.casts import casts
@@ -98,7 +98,7 @@ _Named = tuple[tuple[OpWork, ...], frozenset[str]]
 
 def _works(block: Block, context: Context, accumulates: bool, *, experts: bool) -> Mapping[int, _Named]:
     """Of each group of ops that experts do, or that they do not, by its place in the block."""
-    accumulates = accumulates and context.stack == "megatron"
+    accumulates, context = accumulates and context.stack == "megatron", without_loss(context)
     return _works_of(block, context if experts else without_experts(context), accumulates, experts)
 
 
