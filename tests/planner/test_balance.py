@@ -13,7 +13,14 @@ from tests.planner.test_bounds import CASES, MANY, SLACK, space
 from ullage.engines.estimate import rank_peak
 from ullage.engines.registry import ranks_of
 from ullage.planner.balance import Balance, Pipe, least_of
-from ullage.planner.bounds import StageTime, any_chunks_bound_s, evenly_bound_s, piped_s
+from ullage.planner.bounds import (
+    StageTime,
+    any_chunks_bound_s,
+    evenly_bound_s,
+    one_chunk_bound_s,
+    piped_s,
+    step_bound_s,
+)
 from ullage.timing.overlap import Wrapped, backward_s, forward_s
 from ullage.timing.step import step_time
 
@@ -77,9 +84,24 @@ def test_no_cut_is_faster_than_what_is_said_of_all(seed: int) -> None:
         for places in itertools.combinations(range(1, len(layers)), ranks - 1)
     ]
     assert found <= min(each) * SLACK
+    whole = evenly_bound_s(costs, ranks, micro_batches, send_s, interleaves=False)
+    one_chunk = [
+        step_bound_s(costs.cut(places), micro_batches, send_s)
+        for places in itertools.combinations(range(1, len(layers)), ranks - 1)
+    ]
+    assert found <= whole <= min(one_chunk) * SLACK
     fills_are_short = micro_batches == 60
     if fills_are_short and not counts[0] and not costs.first_s:  # the mean would be up to a layer less
         assert found >= 0.98 * min(each)
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (2, 1), (4, 3), (16, 15), (16, 120)])
+def test_ranks_that_share_work_as_1f1b_lets_them_reach_the_bound_of_one_chunk(ranks: int, micro_batches: int) -> None:
+    """Each rank has (m - 1) / m of what the one before it has: all of them then end at once, and no share is faster."""
+    shares = [(1 - 1 / micro_batches) ** rank for rank in range(ranks)]
+    times = [StageTime(both_s=one, first_chunk_s=one, chunks_s=((one, 0.0),)) for one in shares]
+    exact = step_bound_s(times, micro_batches, 0.0)
+    assert one_chunk_bound_s(sum(shares), ranks, micro_batches, 0.0) == pytest.approx(exact, rel=1e-12)
 
 
 class _Layers:

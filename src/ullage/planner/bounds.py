@@ -263,9 +263,23 @@ def any_chunks_bound_s(costs: ShapeCosts, times: Sequence[StageTime], micro_batc
     return most
 
 
-def evenly_bound_s(costs: ShapeCosts, ranks: int, micro_batches: int, send_s: float) -> float:
+def one_chunk_bound_s(whole_s: float, ranks: int, micro_batches: int, send_s: float) -> float:
+    """The least of ``step_bound_s`` however layers are cut over ranks that have one chunk each: every rank waits for all of those before.
+
+    Of a step of T seconds a rank that has waited for s of them takes no more than (T - s) / m of each of m micro-batches, so that what is
+    left after it is no less than (1 - 1/m) of what was: with p ranks the blocks take no more than 1 - (1 - 1/m)^p of T.
+    """
+    share = 1 - (1 - 1 / micro_batches) ** ranks
+    return (whole_s + 2 * send_s * (ranks - micro_batches * share)) / share
+
+
+def evenly_bound_s(
+    costs: ShapeCosts, ranks: int, micro_batches: int, send_s: float, *, interleaves: bool = True
+) -> float:
     """The least of ``any_chunks_bound_s`` however layers are cut over ranks: the longest of them takes no less than their mean, nor than
-    what the first and the last have beside one layer at least, nor than ranks that each have a whole number of layers."""
+    what the first and the last have beside one layer at least, nor than ranks that each have a whole number of layers.
+
+    interleaves: whether a rank may have several chunks."""
     if ranks == 1:
         return micro_batches * costs.whole_s
     each = costs.shortest_s + 2 * send_s
@@ -275,7 +289,8 @@ def evenly_bound_s(costs: ShapeCosts, ranks: int, micro_batches: int, send_s: fl
     seconds = max((sum(starts) + micro_batches * costs.whole_s) / ranks, first, last)
     starts[0] += micro_batches * costs.first_s
     starts[-1] += micro_batches * costs.last_s
-    return seconds + _until_whole_s(costs, starts, micro_batches, seconds)
+    seconds += _until_whole_s(costs, starts, micro_batches, seconds)
+    return seconds if interleaves else max(seconds, one_chunk_bound_s(costs.whole_s, ranks, micro_batches, send_s))
 
 
 def _until_whole_s(costs: ShapeCosts, starts: Sequence[float], micro_batches: int, seconds: float) -> float:

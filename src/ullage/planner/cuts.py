@@ -94,6 +94,8 @@ def steps_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
     return step_bound_s(times, job.data.grad_accum, costs.send_s(job), grouped=takes_turns(job))
 
 
-def any_chunks_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime]) -> float:
-    """The bound of a cut whose chunks are not known."""
+def any_chunks_s(costs: ShapeCosts, job: Job, times: Sequence[StageTime], most: int) -> float:
+    """The bound of a cut whose chunks are not known. most: of a rank; where it is one, that is all of its work."""
+    if most == 1:
+        return step_bound_s(times, job.data.grad_accum, costs.send_s(job))
     return any_chunks_bound_s(costs, times, job.data.grad_accum, costs.send_s(job))

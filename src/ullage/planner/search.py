@@ -184,7 +184,8 @@ class Search:
             if error is not None:
                 self._refuse(job, error, len(costs.under) * self.space.count_pipeline(base, job))
                 continue
-            seconds = evenly_bound_s(costs, job.layout.pp, job.data.grad_accum, costs.send_s(job))
+            pipe = job.layout.pp, job.data.grad_accum, costs.send_s(job)
+            seconds = evenly_bound_s(costs, *pipe, interleaves=self.space.interleaves(job))
             pipeline = Pipeline(base=base, costs=costs, job=job, even_s=seconds)
             self._push(max(value, self._value(job, seconds)), partial(self._staged, pipeline))
 
@@ -234,10 +235,11 @@ class Search:
             times = computing_s(costs, stages, family.fastest)
             under = tuple([replace(one, engine=each) for each in engines])
             cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
-            seconds = any_chunks_s(costs, one, times)
-            self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times))
+            most = self.space.most_chunks(base, one)
+            seconds = any_chunks_s(costs, one, times, most)
+            self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times, most))
 
-    def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], value: Value) -> None:
+    def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], most: int, value: Value) -> None:
         """A cut with what it recomputes at least, if any way to divide states makes it fit, and with what it gathers around blocks."""
         costs, job = cut.costs, cut.job
         if self.exhaustive:
@@ -252,7 +254,7 @@ class Search:
         slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
         held = Held(costs, stages[0])
         outside = min(outside_bound_s(each, held, slower[0]) for each in cut.engines)
-        self._push(self._value(job, any_chunks_s(costs, job, slower) + outside), partial(self._chunked, cut))
+        self._push(self._value(job, any_chunks_s(costs, job, slower, most) + outside), partial(self._chunked, cut))
 
     def _counted(self, cut: Cut) -> Callable[[Job], int]:
         """Strategies that a cut was counted with, by its number of chunks."""

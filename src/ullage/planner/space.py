@@ -134,15 +134,26 @@ class Space:
 
     def chunked(self, base: Base, cut: Job) -> Iterator[Job]:
         """Model chunks per rank: as many as divide an inner rank's layers, so that no rank waits for another's longer chunk."""
+        for vpp, schedule in self._chunks(base, cut):
+            yield replace(cut, layout=replace(cut.layout, vpp=vpp, schedule=schedule))
+
+    def _chunks(self, base: Base, cut: Job) -> Iterator[tuple[int, ScheduleName]]:
         layout = cut.layout
         split = layout.pp_split
         inner = max(split[1:-1] or split) if split else base.graph.layers // layout.pp
         fewest = min(split) if split else inner
         for vpp in self._degrees("vpp", inner):
             schedule = self._schedule(layout.pp, vpp)
-            if schedule is None or vpp > fewest or (vpp > 1 and cut.data.grad_accum % layout.pp):
-                continue
-            yield replace(cut, layout=replace(layout, vpp=vpp, schedule=schedule))
+            if schedule is not None and vpp <= fewest and (vpp == 1 or self.interleaves(cut)):
+                yield vpp, schedule
+
+    def interleaves(self, pipeline: Job) -> bool:
+        """Whether a rank may have several chunks, which take turns after as many micro-batches as there are ranks."""
+        return pipeline.layout.pp > 1 and pipeline.data.grad_accum % pipeline.layout.pp == 0
+
+    def most_chunks(self, base: Base, cut: Job) -> int:
+        """Of a rank."""
+        return max((vpp for vpp, _ in self._chunks(base, cut)), default=1)
 
     def engines(self, base: Base, cut: Job) -> tuple[Job, ...]:
         """Stages and shard groups."""
