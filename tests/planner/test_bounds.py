@@ -116,6 +116,17 @@ def test_no_rank_keeps_less_than_the_bound(name: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES)
+def test_the_rank_with_the_head_keeps_no_less_than_it_leaves_behind(name: str, engine: str) -> None:
+    """Whatever the pipeline, its chunks and what is recomputed; of Megatron's large vocabularies it is most of what a rank keeps."""
+    for one in followed(following(space(name), engine, seed=14, exhaustive=True), MANY):
+        strategy = one.strategy
+        job = replace(strategy.job, recompute=strategy.family.kinds[one.at])
+        graph = strategy.base.graph_for(job)
+        peak, _ = rank_peak(job, graph, ranks_of(job, graph)[-1])
+        assert 0 < strategy.costs.grid.head_bytes(job.data.micro_batch) <= peak * SLACK, job
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
 def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: str) -> None:
     """What a look adds for recomputation is no more than the first recomputation that the bound of memory leaves takes."""
     search = following(space(name), engine, seed=4, exhaustive=False)

@@ -274,6 +274,8 @@ class Balance:
             return None
         if self._has_room(pipe, room, at_least):
             return at_least
+        if self._ends_bytes(pipe) > room:
+            return None
         held, _, needed = self._added_up(pipe, room, _FOREVER, ())
         if held < needed * _NEAR:
             return None
@@ -283,6 +285,17 @@ class Balance:
                 break
             at_least = max(at_least, (needed - held) / gained)
         return at_least
+
+    def _ends_bytes(self, pipe: Pipe) -> float:
+        """What the first or the last rank holds, whichever is more, with one layer beside its own."""
+        flights = min(pipe.ranks, pipe.micro_batches)
+        sent = self.costs.sent_bytes if pipe.ranks > 1 else 0
+        return max(
+            end.states
+            + many * (end.smallest - sent)
+            + min([one.states + many * one.smallest for _, _, one in self.layers])
+            for end, many in ((self.first, flights), (self.last, 1))
+        )
 
     def _has_room(self, pipe: Pipe, room: float, seconds: float) -> bool:
         """Whether ranks that compute for so long need not recompute: those that have most in flight, and the last."""

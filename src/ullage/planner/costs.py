@@ -28,6 +28,7 @@ from ullage.memory.rank import Chunk
 from ullage.model.graph import ROUTED, Block, Graph, Param, Run
 from ullage.planner.growing import Growing, LookedUp, Pair, Sizes
 from ullage.planner.knapsack import Groups
+from ullage.planner.space import NONE
 from ullage.planner.states import frozen_bytes
 from ullage.timing import states
 from ullage.timing.again import passes_again
@@ -297,6 +298,11 @@ class GridCosts:
             passes = (passes_again(block, context, mode, recompute, early_stop=stop) for context in self.contexts)
             self._again[key] = self._growing(_paired(*passes), backward=False)
         return self._again[key]
+
+    def head_bytes(self, micro_batch: int) -> int:
+        """What a forward of the head and the loss leaves behind: one rank has them, whatever the pipeline."""
+        heads = [(kind, times) for kind, times, role in self.runs if role in ("head", "loss")]
+        return sum([times * self.kept_bytes(kind, NONE, micro_batch) for kind, times in heads])
 
     def kept_bytes(self, kind: int, recompute: Recompute, micro_batch: int) -> int:
         """What one more block of this kind in a chunk leaves behind after a forward: at least nothing."""

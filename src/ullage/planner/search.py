@@ -158,11 +158,14 @@ class Search:
         self._costed(base, grid, job, value)
 
     def _costed(self, base: Base, grid: Grid, job: Job, value: Value) -> None:
-        """A shape by the value where all ranks share its blocks' work evenly, whatever its pipeline."""
+        """A shape by the value where all ranks share its blocks' work evenly, whatever its pipeline, under the losses that leave room."""
         found: list[ShapeCosts] = []
         for one in grid:
             with_loss = replace(job, loss=one.job.loss)
             try:
+                if not self.exhaustive and one.head_bytes(job.data.micro_batch) > self._room[id(base)].room_bytes:
+                    self.counts.infeasible += self.space.count(base, job)
+                    continue
                 like = next((other for other in found if other.grid is one.like), None)
                 found.append(ShapeCosts(one, with_loss, like))
             except (Unsupported, Infeasible) as error:
