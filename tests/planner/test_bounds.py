@@ -182,6 +182,7 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
             micro_batch = job.data.micro_batch
             costs = ShapeCosts(grid, job)
             dense, least = grid.dense_s(micro_batch), grid.least_s(micro_batch)
+            assert 0 < grid.layers_s(micro_batch) <= dense * SLACK
             assert 0 < dense <= least * SLACK
             assert least <= costs.whole_s * SLACK, job
             assert 0 < grid.least_layer_s(micro_batch) <= costs.shortest_s * SLACK, job

@@ -332,6 +332,10 @@ class MemoryBound:
         kept, end = self.states_bytes(Held(costs, stage), each_element(job))
         return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
 
+    def may_fit(self, costs: ShapeCosts, stages: Sequence[Stage], job: Job, recompute: Recompute) -> bool:
+        stages = [one for one in stages if one.first_of_kind]
+        return all(self.stage_bytes(costs, one, job, recompute) <= self.room_bytes for one in stages)
+
     def layers_again(
         self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, family: Family
     ) -> int | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from typing import TypeVar
 
 from ullage.engines.base import context_of
@@ -78,6 +77,7 @@ class GridCosts:
         self._kept: dict[tuple[int, str, tuple[str, ...]], tuple[int, int]] = {}
         self._again: dict[tuple[int, str, tuple[str, ...]], Growing] = {}
         self._looked_up: LookedUp = {} if like is None else like._looked_up
+        self._dense_works: dict[int, Both] = {}
         self._dense_s: dict[int, list[float]] = {}
         self._sends: dict[tuple[int, int], Growing] = {}
         self._wire: dict[object, list[tuple[float, float]]] = {}
@@ -109,12 +109,13 @@ class GridCosts:
     @cached_property
     def works(self) -> list[Both]:
         """Of each kind, its forward and its backward."""
-        return self._grown(block_work, attrgetter("works"))
+        return [self._grown(block_work, kind, lambda of, kind: of.works[kind]) for kind in range(len(self.kinds))]
 
-    @cached_property
-    def _dense(self) -> list[Both]:
-        """Of each kind what is the same under any expert parallelism, and known without lowering."""
-        return self._grown(dense_work, attrgetter("_dense"))
+    def _dense(self, kind: int) -> Both:
+        """What is the same under any expert parallelism, and known without lowering."""
+        if kind not in self._dense_works:
+            self._dense_works[kind] = self._grown(dense_work, kind, GridCosts._dense)
+        return self._dense_works[kind]
 
     @cached_property
     def _experts(self) -> list[list[Growing]]:
@@ -164,6 +165,19 @@ class GridCosts:
         sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp
         return sent_to, rows, 0 if rows % experts == 0 else rows
 
+    def layers_s(self, micro_batch: int) -> float:
+        """The layers of the kind that there are most of without their experts, likewise."""
+        kind, times = self._layers
+        return times * sum([one.seconds(micro_batch) for one in self._dense(kind)])
+
+    @cached_property
+    def _layers(self) -> tuple[int, int]:
+        """The kind of layer that there are most of, and how many."""
+        counts: Counter[int] = Counter()
+        for kind, times, role in self.runs:
+            counts[kind] += times if role == "layer" else 0
+        return counts.most_common(1)[0]
+
     def dense_s(self, micro_batch: int) -> float:
         """All blocks without their experts, likewise."""
         return self._of_all(self._each_dense_s(micro_batch))
@@ -173,7 +187,9 @@ class GridCosts:
         if self._beside is not None:
             return self._beside._each_dense_s(micro_batch)
         if micro_batch not in self._dense_s:
-            self._dense_s[micro_batch] = [sum([one.seconds(micro_batch) for one in both]) for both in self._dense]
+            self._dense_s[micro_batch] = [
+                sum([one.seconds(micro_batch) for one in self._dense(kind)]) for kind in range(len(self.kinds))
+            ]
         return self._dense_s[micro_batch]
 
     def known(self, key: object, ask: Callable[[], Answer]) -> Answer:
@@ -214,23 +230,17 @@ class GridCosts:
             ]
         return self._wire[key]
 
-    def _grown(self, work: Work, of: Callable[[GridCosts], list[Both]]) -> list[Both]:
+    def _grown(self, work: Work, kind: int, of: Callable[[GridCosts, int], Both]) -> Both:
         """of: the same of another grid."""
-        found = []
-        for kind, block in enumerate(self.kinds):
-            known = self._known[kind]
-            if known is not None:
-                found.append(of(known)[kind])
-                continue
-            beside = of(self._beside)[kind] if self._beside is not None else (None, None)
-            forward, backward = self._pairs(work, block)
-            found.append(
-                (
-                    self._growing(forward, backward=False, beside=beside[0]),
-                    self._growing(backward, backward=True, beside=beside[1]),
-                )
-            )
-        return found
+        known = self._known[kind]
+        if known is not None:
+            return of(known, kind)
+        beside = of(self._beside, kind) if self._beside is not None else (None, None)
+        forward, backward = self._pairs(work, self.kinds[kind])
+        return (
+            self._growing(forward, backward=False, beside=beside[0]),
+            self._growing(backward, backward=True, beside=beside[1]),
+        )
 
     def _growing(self, pairs: list[Pair], *, backward: bool, beside: Growing | None = None) -> Growing:
         return Growing(pairs, self.place, self._looked_up, backward=backward, beside=beside, sizes=self._sizes)

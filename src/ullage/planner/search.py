@@ -110,23 +110,37 @@ class Search:
     # -- looks, each closer than the one before
 
     def _price(self, base: Base, grids: Grids) -> None:
-        """Grids that differ in expert parallelism alone, by the value where all ranks share what no expert does of their best shape's
-        work."""
+        """Grids that differ in expert parallelism alone, by the value where all ranks share what no expert does of the layers of one kind,
+        in their best shape."""
         first = next(grids.costs(), None)
-        if first is None:
-            return
-        dense_s: dict[int, float] = {}
-        values = []
-        for job in self.space.shapes(base, first[0].job):
-            micro_batch = job.data.micro_batch
+        if first is not None:
+            shapes = self.space.shapes(base, first[0].job)
+            layers_s = self._each_shape(base, grids, shapes, first[0].layers_s)
+            if layers_s:
+                look = partial(self._weighed, base, grids, [one for one, _, _ in layers_s])
+                self._push(min(value for _, _, value in layers_s), look)
+
+    def _weighed(self, base: Base, grids: Grids, shapes: Sequence[Job], value: Value) -> None:
+        """These by what no expert does of all blocks, under whichever loss takes least."""
+        first = next(grids.costs())
+        found = self._each_shape(base, grids, shapes, partial(least_dense_s, first))
+        if found:
+            dense_s = {one.data.micro_batch: seconds for one, seconds, _ in found}
+            self._push(max(value, min(shared for _, _, shared in found)), partial(self._spread, base, grids, dense_s))
+
+    def _each_shape(
+        self, base: Base, grids: Grids, shapes: Sequence[Job], ask: Callable[[int], float]
+    ) -> list[tuple[Job, float, Value]]:
+        """Of each shape what is asked by its micro-batch, and the value where all ranks share it."""
+        found = []
+        for job in shapes:
             try:
-                seconds = dense_s[micro_batch] = least_dense_s(first, micro_batch)
-                values.append(self._shared(base, job, seconds))
+                seconds = ask(job.data.micro_batch)
+                found.append((job, seconds, self._shared(base, job, seconds)))
             except (Unsupported, Infeasible) as error:
                 for grid in grids.costs():
                     self._refuse(grid[0].job, error, len(grid) * self.space.count(base, job))
-        if values:
-            self._push(min(values), partial(self._spread, base, grids, dense_s))
+        return found
 
     def _spread(self, base: Base, grids: Grids, dense_s: Mapping[int, float], value: Value) -> None:
         """Each of them with each micro-batch, by the value where all ranks share what is known of its work before it is lowered.
@@ -319,15 +333,8 @@ class Search:
     def _first_that_may_fit(self, strategy: Strategy) -> int:
         """Each recomputation leaves less behind than the one before, so halving finds it."""
         kinds = strategy.family.kinds
-        return bisect_left(kinds, True, key=lambda recompute: self._may_fit(strategy, recompute))
-
-    def _may_fit(self, strategy: Strategy, recompute: Recompute) -> bool:
-        room = self._room[id(strategy.base)]
-        return all(
-            room.stage_bytes(strategy.costs, stage, strategy.job, recompute) <= room.room_bytes
-            for stage in strategy.stages
-            if stage.first_of_kind
-        )
+        may_fit = partial(self._room[id(strategy.base)].may_fit, strategy.costs, strategy.stages, strategy.job)
+        return bisect_left(kinds, True, key=may_fit)
 
     def _bound(self, strategy: Strategy, at: int) -> Value:
         recompute = strategy.family.kinds[at]
