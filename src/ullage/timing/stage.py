@@ -362,9 +362,9 @@ class Stage:
             yield "tp", layers * measured.split_layer_s
 
     def replicas(self) -> Iterator[tuple[Exchange, int, float]]:
-        """(exchange, times a step, seconds that each is waited for): gradients reduced and, of sharded states, parameters gathered.
+        """(exchange, times a step, seconds that each adds): gradients reduced and, of sharded states, parameters gathered.
 
-        Where the engine overlaps them, the last backward and the first forward hide what they can while the device computes.
+        Where the engine overlaps them, the last backward and the first forward hide what they can, and are slower while they do.
         """
         options = self.job.engine.options
         overlaps = self.job.engine.name in ("ddp", "zero1") or flag(options, "overlap_grad_reduce", False)
