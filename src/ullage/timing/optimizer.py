@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.calibration.host import host_bytes_per_s
+from ullage.engines.base import flag
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.engines.optimizer import MOMENTS
 from ullage.job.job import Job
@@ -49,11 +50,22 @@ def _bytes_moved(job: Job) -> float:
     precision, optimizer = job.precision, job.optimizer
     master = dtypes.bits(precision.master or precision.params) / 8
     gradient = dtypes.bits(precision.grads) / 8
-    copied = dtypes.bits(precision.params) / 8 if precision.master not in (None, precision.params) else 0.0
-    once = gradient + 2 * master + 2 * _state_bytes(job) + copied
+    once = gradient + 2 * master + 2 * _state_bytes(job) + _copied_bytes(job)
     if optimizer.impl != "fused":
         once += offload.EAGER_PASSES * master
     return once + (3 * gradient if job.grad_clip else 0.0)
+
+
+def _copied_bytes(job: Job) -> float:
+    """Of one element whose master is of another type: read once more, and its parameter written, after the step (Megatron-Core
+    optimizer/distrib_optimizer.py, _copy_main_params_to_model_params; DeepSpeed runtime/zero/stage_1_and_2.py, bit16_partitions), but for
+    Megatron's precision-aware optimizer, which writes both."""
+    precision = job.precision
+    if precision.master in (None, precision.params):
+        return 0.0
+    written = dtypes.bits(precision.params) / 8
+    at_once = flag(job.engine.options, "use_precision_aware_optimizer", False)
+    return written if at_once else written + dtypes.bits(precision.master) / 8
 
 
 def _state_bytes(job: Job) -> float:
