@@ -46,7 +46,9 @@ class Issuing:
             elif done.attention is not None:
                 found += self.module_s
             elif any(moved.bytes for moved in one.forward.traffic):  # else autograd's own
-                found += sum(self.module_s for moved in done.traffic if moved.bytes)
+                found += sum(
+                    self.module_s for moved in done.traffic if moved.bytes and moved.kernels == 1
+                )  # else beside
             calls = beside.get(one.name)
             if calls is not None:
                 found += calls.functions * self.module_s + (0.0 if backward else calls.torch * self.torch_s)

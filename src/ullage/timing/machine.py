@@ -112,9 +112,10 @@ def traffic_s(device: Device, work: Traffic, *, backward: bool) -> float:
         return 0.0
     if device.measured is not None:
         kind = MEASURED_AS.get(work.kind, work.kind)
-        return measured_traffic_s(device.measured, kind, work.dtype, work.bytes, backward=backward)
+        each = work.bytes / work.kernels
+        return work.kernels * measured_traffic_s(device.measured, kind, work.dtype, each, backward=backward)
     share = memory_efficiency(device, work.kind).value
-    return kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
+    return work.kernels * kernel_start_s().value + work.bytes / (bandwidth_bytes_per_s(device) * share)
 
 
 def moved_s(device: Device, moved_bytes: float, kind: MemoryKind = "pointwise", dtype: str = "fp32") -> float:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from ullage import dtypes
 from ullage.frozen import frozen
 from ullage.kernels.megatron_moe import gathers, pads_to_capacity, probabilities_type, weighted_after
 from ullage.kernels.step import Context
-from ullage.model.graph import Block, Op
+from ullage.model.graph import BATCH, SEQ_SP, Block, Op
 from ullage.timing.dispatch import gathers_maps, pads_rows, sends_once
+from ullage.timing.work import OpWork, Pass, Traffic
 
 
 @frozen
@@ -54,6 +56,51 @@ def waits(block: Block, context: Context) -> bool:
     if context.stack != "megatron" or not any(op.kind == "dispatch" for op in block.ops):
         return False
     return not pads_to_capacity(context) and context.option("moe_expert_rank_capacity_factor") is None
+
+
+def scores(block: Block, context: Context) -> Iterator[OpWork]:
+    """The kernels of those calls that are torch's own, and a fused router's: the router's read and write about an fp32 number of every
+    token and expert each, the dispatcher's one of every expert. Backward, of the probabilities and the losses."""
+    counted = calls(block, context)
+    for op in block.ops:
+        if op.kind != "router" or op.name not in counted:
+            continue
+        experts = context.size("router")
+        tokens = context.numel((BATCH, SEQ_SP))
+        fused = 1 if context.option("moe_router_fusion") else 0
+        routed = counted[op.name].torch + fused
+        counts = sum(one.torch for name, one in counted.items() if name != op.name)
+        yield OpWork(
+            name=f"{op.name}.scores",
+            module=op.module,
+            forward=Pass(
+                traffic=(_kernels(routed, tokens * experts), *((_kernels(counts, experts),) if counts else ()))
+            ),
+            backward=Pass(traffic=(_kernels(_back(op, context), tokens * experts),)),
+        )
+
+
+def _kernels(count: int, numbers: int) -> Traffic:
+    return Traffic(bytes=count * 2 * dtypes.size_bytes(numbers, "fp32"), kernels=count)
+
+
+def _back(op: Op, context: Context) -> int:
+    """Kernels of the router's backward that autograd runs by itself."""
+    losses = (
+        2 if context.option("moe_router_fusion") else 5
+    )  # scale, coefficient, product, softmax; added to the others
+    found = losses * len(_balanced(context))
+    if context.option("moe_z_loss_coeff"):
+        found += 7  # scale, mean, square (2), exponential of a difference (2), product
+    if context.option("moe_router_fusion"):
+        return found + 1
+    found += (
+        1 + 2 * _widened(context) + (1 if context.option("moe_router_topk_scaling_factor") else 0)
+    )  # gathered; casts
+    if not _sigmoid(op, context):
+        return found + 3  # softmax; topk: zeros, and scattered to
+    picked = 2 + 1  # zeros, scattered to; sigmoid
+    return found + picked + (6 if context.size("top_k") > 1 else 0)  # the quotient's two, the sum's
 
 
 # -- the router

@@ -9,6 +9,7 @@ from ullage.kernels.step import Buffer, Context, Step
 from ullage.model.graph import Block
 from ullage.timing.casts import fuses_experts
 from ullage.timing.dispatch import padded, permuted
+from ullage.timing.mixture import scores
 from ullage.timing.vintage import norms_early
 from ullage.timing.work import OpWork, Pass, Traffic
 
@@ -19,6 +20,7 @@ def bound_by_memory(block: Block, steps: tuple[Step, ...], named: frozenset[str]
     for step in permuted(_pointwise(steps, named, context), block.ops, context):
         yield _kernel(step, sizes, types, context)
     yield from padded(block.ops, context)
+    yield from scores(block, context)
     yield from _views(steps, sizes)
     yield from _accumulations(steps, sizes, types)
 

@@ -70,11 +70,12 @@ class Attention:
 @frozen
 class Traffic:
     """Bytes that one kernel reads and writes; none: a view. kind: what calibration knows it by. dtype: of most of those bytes: a
-    CPU converts 16-bit numbers to compute with them."""
+    CPU converts 16-bit numbers to compute with them. kernels: more than one where ops of torch's own follow each other."""
 
     bytes: int
     kind: MemoryKind = "pointwise"
     dtype: str = "fp32"
+    kernels: int = 1
 
 
 @frozen
