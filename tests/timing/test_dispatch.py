@@ -22,8 +22,11 @@ def _job(layout: dict[str, object], **options: object) -> Job:
 
 
 def _exchanged(backend: str) -> list[list[tuple[str, int]]]:
-    job = _job({"dp": 8, "ep": RANKS}, moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
-    work = layer_works(job)["dispatch exchange"]
+    return _sent(moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend)
+
+
+def _sent(name: str = "dispatch", **options: object) -> list[list[tuple[str, int]]]:
+    work = layer_works(_job({"dp": 8, "ep": RANKS}, **options))[f"{name} exchange"]
     return [[(one.kind, one.payload_bytes) for one in way.exchanges] for way in (work.forward, work.backward)]
 
 
@@ -41,6 +44,20 @@ ROWS = TOP_K * TOKENS * ROW
 SOME = TOKENS * ROW
 ARRIVED = round(ROWS * RANKS * (1 - (1 - 1 / RANKS) ** TOP_K) / TOP_K)
 """Of a token's two experts both may be on one rank, which gets it once."""
+
+
+def test_an_all_to_all_sends_counts_and_probabilities_beside_its_rows() -> None:
+    """token_dispatcher.py: counts of 8 experts on each of 4 ranks, int64; rows; a probability of each, in the type of the router's logits,
+    whose gradients come back likewise. The way from the experts has rows alone, and rows padded to a capacity need no counts."""
+    rows = ("all_to_all", ROWS)
+    weights = ("all_to_all", 2 * TOP_K * TOKENS)
+    counts = ("all_gather", 8 * RANKS * 8)
+    assert _sent() == [[counts, rows, weights], [rows, weights]]
+    assert _sent("combine") == [[rows], [rows]]
+    wide = _sent(moe_router_dtype="fp32")[1]
+    assert wide == [rows, ("all_to_all", 4 * TOP_K * TOKENS)]
+    padded = _sent(moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)
+    assert [kind for kind, _ in padded[0]] == ["all_to_all"] * 2
 
 
 def test_an_all_to_all_permutes_what_it_sends_and_sorts_what_comes() -> None:

@@ -279,7 +279,7 @@ def test_deepep_sends_a_token_once_to_a_rank() -> None:
     def sent(**options) -> int:
         engine = {"name": "megatron", "options": options}
         _, _, found = works(model="qwen3-235b-a22b", layout={"dp": 8, "ep": 8}, engine=engine)
-        return next(one.payload_bytes for work in found for one in work.forward.exchanges if one.axis == "ep")
+        return max(one.payload_bytes for work in found for one in work.forward.exchanges if one.axis == "ep")
 
     every, once = sent(), sent(moe_token_dispatcher_type="flex")
     assert once / every == pytest.approx((1 - (7 / 8) ** 8), rel=1e-6)

@@ -9,6 +9,7 @@ from ullage import dtypes
 from ullage.comm.volume import once_each
 from ullage.hardware.curve import Kind
 from ullage.kernels import megatron_mamba
+from ullage.kernels.megatron_moe import gathers, pads_to_capacity, probabilities_type, weighted_after
 from ullage.kernels.narrow import PER_TENSOR, operand_bytes, recipe
 from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
@@ -199,6 +200,27 @@ def maps_of_all(op: Op, context: Context) -> tuple[Exchange, ...]:
         return ()
     tokens = context.ep * context.numel((BATCH, SEQ_SP))
     return (Exchange(kind="all_gather", axis="ep", payload_bytes=tokens * context.size("router")),)
+
+
+def counts_of_all(op: Op, context: Context) -> tuple[Exchange, ...]:
+    """Before Megatron's all-to-all each rank gathers how many rows every rank has for every expert, 8 bytes each
+    (MoEAlltoAllTokenDispatcher.preprocess); rows that are padded to a capacity are known."""
+    if not _sends_rows(op, context) or pads_to_capacity(context):
+        return ()
+    return (Exchange(kind="all_gather", axis="ep", payload_bytes=8 * context.ep * context.size("router")),)
+
+
+def probabilities(op: Op, context: Context) -> tuple[Exchange, ...]:
+    """Of the rows that Megatron's all-to-all sends, in an all-to-all of their own (token_dispatch), as their gradients: where the experts'
+    activation is weighted by them."""
+    if not _sends_rows(op, context) or weighted_after(context):
+        return ()
+    sent = context.buffer("probabilities", (ROUTED,), probabilities_type(context)).bytes
+    return (Exchange(kind="all_to_all", axis="ep", payload_bytes=sent),)
+
+
+def _sends_rows(op: Op, context: Context) -> bool:
+    return op.kind == "dispatch" and context.stack == "megatron" and not gathers(context) and not sends_once(context)
 
 
 def scan_parallel(op: Op, context: Context) -> OpWork:

@@ -192,15 +192,13 @@ def dispatching(context: Context) -> Calls:
         return _sent_once(context) + Calls(torch=0 if gathers_maps(context) else sorting)
     spread = context.ep * context.etp > 1
     found = _counted(context, spread=spread)
-    if spread and not weighted_after(context):
-        found += Calls(functions=1)  # the probabilities are sent as well
     if sorting and context.size("experts") > 1 and spread and not weighted_after(context):
         found += Calls(torch=1)  # and sorted by the experts of a rank
     return found + Calls(torch=sorting)
 
 
 def _counted(context: Context, *, spread: bool) -> Calls:
-    """MoEAlltoAllTokenDispatcher.preprocess, and each count's copy to the host."""
+    """MoEAlltoAllTokenDispatcher.preprocess beside its gather (timing/exchanges.py), and each count's copy to the host."""
     if pads_to_capacity(context):
         return Calls(torch=2)
     copies = 1 + (3 if spread else 0)
@@ -208,7 +206,7 @@ def _counted(context: Context, *, spread: bool) -> Calls:
         copies += 2  # the rows that are left: a sum
     if context.size("experts") > 1 and not context.option("moe_permute_fusion"):
         copies += 1
-    return Calls(torch=copies + (6 if spread else 1), functions=1 if spread else 0)
+    return Calls(torch=copies + (6 if spread else 1))
 
 
 def _sorting(context: Context) -> int:

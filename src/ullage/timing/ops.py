@@ -24,9 +24,11 @@ from ullage.timing.casts import casts
 from ullage.timing.exchanges import (
     context_parallel,
     context_parallel_moves,
+    counts_of_all,
     expert_parallel,
     gathered_logits,
     maps_of_all,
+    probabilities,
     ring_parts,
     scan_parallel,
     split_loss,
@@ -154,8 +156,8 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
     if op.kind == "attention":
         return _attention(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
-        sent = Pass(exchanges=(expert_parallel(op, context),))
-        told = Pass(exchanges=(*maps_of_all(op, context), *sent.exchanges))
+        sent = Pass(exchanges=(expert_parallel(op, context), *probabilities(op, context)))
+        told = Pass(exchanges=(*maps_of_all(op, context), *counts_of_all(op, context), *sent.exchanges))
         return OpWork(name=f"{op.name} exchange", module=op.module, forward=told, backward=sent)
     if op.kind == "ssm" and context.cp > 1:
         return scan_parallel(op, context)
