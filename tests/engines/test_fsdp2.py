@@ -348,3 +348,21 @@ def test_a_frozen_base_on_the_host_has_its_own_type() -> None:
 
     shards, ranks_of_a_node = 4, 2
     assert host_bytes("fp32") - host_bytes("bf16") == ranks_of_a_node * shards * (2 + 2) * (16 - 8) * 1024
+
+
+def test_fsdp1_on_the_host_has_its_reduced_gradients_until_the_backward_ends() -> None:
+    """CPUOffload copies each reduced gradient to the host and keeps it, for another backward to add to (_runtime_utils.py,
+    _accumulate_sharded_grad; deleted in _flat_param.py, prepare_gradient_for_optim); FSDP2 does not. Neither has weights or states here."""
+    offload = {"params": "cpu", "optimizer": "cpu"}
+    job = {"model": "llama-2-7b", "cluster": "4xA100-SXM-40GB", "offload": offload, "recompute": "full"}
+    first, second = (
+        ullage.estimate(ullage.read_job({**job, "engine": {"name": name}, "data": {"seq_len": 2048}}))
+        for name in ("fsdp1", "fsdp2")
+    )
+    for found in (first, second):
+        assert {line.category for line in found.ledger}.isdisjoint({"parameters", "optimizer"})
+    layers = 31 * 202_383_360 * 4 / 4  # of 32, in fp32, over 4 ranks: the first is not reduced yet
+    kept = [line for line in first.ledger if line.what.startswith("sharded gradients")]
+    assert sum(line.bytes for line in kept) == pytest.approx(layers, rel=0.01)
+    assert not [line for line in second.ledger if line.what.startswith("sharded gradients")]
+    assert first.host_bytes == pytest.approx(16 * first.parameters, rel=0.2)  # pinned blocks are powers of two

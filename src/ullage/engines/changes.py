@@ -78,7 +78,7 @@ def _offloads(job: Job) -> Iterator[Change]:
     sharded = job.engine.name != "deepspeed" or job.engine.zero_stage >= 1
     if "optimizer" in known and job.offload.optimizer == "none" and sharded:
         change: Change = {"offload.optimizer": "cpu"}
-        if job.engine.name == "fsdp2":
+        if job.engine.name in ("fsdp1", "fsdp2"):
             change["offload.params"] = "cpu"
         yield change
     if (

@@ -40,7 +40,7 @@ def refuse(job: Job) -> None:
     offload, engine = job.offload, job.engine.name
     if offload.optimizer == "none" and offload.params == "none":
         return
-    whole = offload.params != "none" if engine == "fsdp2" else engine == "deepspeed"
+    whole = offload.params != "none" if engine in ("fsdp1", "fsdp2") else engine == "deepspeed"
     if not whole:
         key, value = "offload.optimizer", offload.optimizer
         raise Unsupported(f"is not timed under engine {engine} without its parameters", key=key, value=value)

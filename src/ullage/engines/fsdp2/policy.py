@@ -130,9 +130,10 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     again = reshards(job)
     types = types_of(job)
     separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
-    build: Callable[..., Unit] = partial(Unit, on_host=job.offload.params != "none")
+    kind: Callable[..., Unit] = Unit
     if job.engine.name == "fsdp1":
-        build = _with_adapters_apart if wraps_adapters(job) else _flat_unit
+        kind = _with_adapters_apart if wraps_adapters(job) else _flat_unit
+    build = partial(kind, on_host=job.offload.params != "none")
     of: dict[str, Unit] = {}
     rest: list[Shape] = []
     for run in chunk.runs:
@@ -171,7 +172,13 @@ def _with_adapters_apart(*, name: str, shapes: tuple[Shape, ...], reshards: bool
 
 
 def _flat_unit(
-    *, name: str, shapes: tuple[Shape, ...], types: Types, reshards: bool = True, kept_shards: int = 0
+    *,
+    name: str,
+    shapes: tuple[Shape, ...],
+    types: Types,
+    reshards: bool = True,
+    kept_shards: int = 0,
+    on_host: bool = False,
 ) -> Unit:
     """FSDP1: all parameters of a module in one, padded once (torch distributed/fsdp/_flat_param.py)."""
     total = sum(shape.rows * shape.columns for shape in shapes)
@@ -187,7 +194,7 @@ def _flat_unit(
         original=None if trains else shapes[0].original,
         stepped=-(-adapters // shards) if adapters else None,
     )
-    return Unit(name=name, shapes=(flat,), types=types, reshards=reshards, flat=True)
+    return Unit(name=name, shapes=(flat,), types=types, reshards=reshards, flat=True, on_host=on_host)
 
 
 def _ties_ends(graph: Graph, chunk: Chunk) -> bool:

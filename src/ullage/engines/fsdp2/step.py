@@ -133,7 +133,7 @@ class Step:
         return found
 
     def _zero_grad(self) -> Node:
-        on_device = [free(unit.gradient, count) for unit, count in self.all_units() if not unit.on_host]
+        on_device = [free(unit.gradient, count) for unit, count in self.all_units() if not unit.gradient_leaves]
         return Sequence(on_device, "zero_grad")
 
 

@@ -106,6 +106,12 @@ class Unit:
             stream=stream,
         )
 
+    @property
+    def gradient_leaves(self) -> bool:
+        """Whether a reduced gradient is gone once it is on the host. FSDP1 has it until the backward ends, for another backward to add to
+        (_runtime_utils.py, _accumulate_sharded_grad; _flat_param.py, prepare_gradient_for_optim)."""
+        return self.on_host and not self.flat
+
     @cached_property
     def cast(self) -> Item | None:
         """What is made of the shard for an all-gather: its copy in the compute type, where that is another or the shard is on the host."""
@@ -124,7 +130,8 @@ class Unit:
         )
 
     def _fetched(self) -> Item:
-        """Each parameter's shard comes as it is and is cast by itself (_fsdp_param.py, all_gather_inputs); all wait for the all-gather."""
+        """Each parameter's shard comes as it is and is cast by itself (_fsdp_param.py, all_gather_inputs; _flat_param.py,
+        _use_low_precision_shard); all wait for the all-gather."""
         sizes = [round_up(self._gather_bytes((shape,), shard=True)) for shape in self.shapes]
         as_they_are = [
             round_up(dtypes.size_bytes(shape.padded, original))
@@ -243,7 +250,7 @@ class Unit:
             _padded(self.reduced),
             self.types.original,
             "padded shard, one buffer for the group",
-            "until it is on the host" if self.on_host else "its group's backward until zero_grad",
+            "until it is on the host" if self.gradient_leaves else "its group's backward until zero_grad",
             REDUCE_STREAM,
         )
 

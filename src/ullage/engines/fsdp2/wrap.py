@@ -272,10 +272,10 @@ def reduce_scatter(unit: Unit, grads: list[Item], *, first: bool) -> list[Node]:
         nodes: list[Node] = [*take([unit.cast_gradient, unit.reduce_output])]
     else:
         nodes = [*take([unit.reduce_input]), *drop(grads), *take([unit.reduce_output])]
-    made = unit.gradient if first or unit.on_host else unit.added
+    made = unit.gradient if first or unit.gradient_leaves else unit.added
     nodes.append(alloc(made))
     nodes += drop([unit.reduce_output])
-    if not first or unit.on_host:
+    if not first or unit.gradient_leaves:
         nodes.append(free(made))
     if unit.flat:
         nodes += [*drop([unit.cast_gradient]), *drop(grads)]
