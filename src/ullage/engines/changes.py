@@ -88,6 +88,9 @@ def _offloads(job: Job) -> Iterator[Change]:
         and job.engine.zero_stage == 3
     ):
         yield {"offload.optimizer": "cpu", "offload.params": "cpu"}
+    if job.engine.name == "deepspeed" and job.engine.zero_stage in (1, 2) and job.layout.dp == 1:
+        # nobody to share with: parameters leave the card by the host alone, which takes stage 3
+        yield {"engine.zero_stage": 3, "offload.optimizer": "cpu", "offload.params": "cpu"}
 
 
 def changed(job: Job, change: dict[str, object]) -> Job | None:

@@ -35,6 +35,7 @@ Edit = Callable[[Change], str | None]
 _GROW_WITH_SEQUENCES = ("activations", "logits", "attention-scores", "outlier-length", "padding-mask")
 _MOST_TOGETHER = 4
 _MOST_SHOWN = 8
+_TO_THE_HOST = "offload."
 
 
 @frozen
@@ -74,7 +75,7 @@ class Search:
     def found(self) -> Iterator[Advice]:
         """Single changes by rank, up to the first that fits; where none does, they are put together until they do.
 
-        None of a step that fits, where something else ran out.
+        None of a step that fits, where something else ran out. Beside states on the host stand more GPUs.
         """
         if self.helpless:
             return
@@ -90,9 +91,21 @@ class Search:
             shown += 1
             yield advice
             if advice.verdict_after == "fits":
+                if any(key.startswith(_TO_THE_HOST) for key in option.change):
+                    yield from self._more_gpus()
                 return
         if shown > 1:
             yield from self._together(options)
+
+    def _more_gpus(self) -> Iterator[Advice]:
+        """Twice as many, told beside what waits on the host, which costs most of all that fits: who has them would rather take them."""
+        for change in more_gpus(self.job):
+            other = changed(self.job, change)
+            if other is not None:
+                option = Option(change, other, self.beyond_bytes)
+                if self._helps(option):
+                    yield self._advice(option)
+                return
 
     def on_host(self) -> Iterator[Advice]:
         """What leaves a node more of its own memory, by seconds lost for its bytes, then more nodes, up to the first that fits."""
