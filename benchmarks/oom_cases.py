@@ -41,10 +41,10 @@ class Row(NamedTuple):
         return any(certainty == "certain" and kind not in self.stated for kind, certainty in self.named)
 
 
-def rows() -> Iterator[Row]:
-    """Each case, asked as a person would ask it: the message and the job."""
+def rows(reports: str = "cases.toml") -> Iterator[Row]:
+    """Each case, asked as a person would ask it: the message and the job. reports: the file of DATA that they are in."""
     messages = {case["id"]: case["text"] for case in json.loads((DATA / "messages.json").read_text(encoding="utf-8"))}
-    for case in tomllib.loads((DATA / "cases.toml").read_text(encoding="utf-8"))["case"]:
+    for case in tomllib.loads((DATA / reports).read_text(encoding="utf-8"))["case"]:
         job = ullage.read_job(case["job"]) if "job" in case else None
         message = case.get("message") or messages.get(case["id"])
         answer = ullage.why(message or BARE, job)
