@@ -298,8 +298,10 @@ def test_fsdp2_shards_what_has_a_floating_type(
     base: str, precision: str, recompute: str, storage: str | None, traced_bytes: int
 ) -> None:
     """Traced of torch's FSDP2 as accelerate 1.15 calls it (bytes are among ignored_params), around PEFT 0.21.2 and transformers 5.24 with
-    weights of the sizes that bitsandbytes packs: scales and levels are no parameters and are whole on each of four ranks."""
-    options = {} if storage is None else {"bnb_4bit_quant_storage": storage}
+    weights of the sizes that bitsandbytes packs: scales and levels are no parameters and are whole on each of four ranks. Mixed, the
+    traced policy reduced in fp32."""
+    options = {} if precision == "bf16" else {"reduce_dtype": "fp32"}
+    options |= {} if storage is None else {"bnb_4bit_quant_storage": storage}
     found = _estimate(
         model=WIDE,
         cluster="4xA100-SXM-80GB",

@@ -35,14 +35,33 @@ from ullage.job.read import read_job
     ],
 )
 def test_short_names_by_engine(name: str, engine: str, options: dict[str, object], expected: tuple[object, ...]):
-    found = resolve(name, engine, options)
+    found = resolve(name, engine, options, "torchtitan")
     assert (found.params, found.compute, found.grads, found.master, found.reduce, found.autocast) == expected
 
 
 @pytest.mark.parametrize("engine", ["single", "ddp", "zero1", "fsdp1", "fsdp2", "deepspeed", "megatron"])
 @pytest.mark.parametrize("name", SHORT_NAMES)
 def test_mixed_means_an_fp32_master(name: str, engine: str):
-    assert resolve(name, engine, {}).master == (None if name == "bf16" else "fp32")
+    assert resolve(name, engine, {}, "torchtitan").master == (None if name == "bf16" else "fp32")
+
+
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize(
+    ("stack", "name", "options", "reduce"),
+    [
+        ("transformers", "bf16-mixed", {}, "bf16"),
+        ("liger", "fp16-mixed", {}, "fp16"),
+        ("unsloth", "bf16-mixed", {"reduce_dtype": "fp32"}, "fp32"),
+        ("transformers", "bf16-mixed", {"mixed_precision": "DEFAULT"}, "fp32"),  # Composer
+        ("torchtitan", "bf16-mixed", {}, "fp32"),
+    ],
+)
+def test_accelerate_reduces_in_the_type_that_it_computes_in(
+    engine: str, stack: str, name: str, options: dict[str, object], reduce: str
+):
+    """accelerate utils/dataclasses.py, set_mixed_precision: one type for parameters and reductions, under FSDP1 and FSDP2; Composer's
+    DEFAULT reduces in fp32 (composer/distributed/mosaic_parallelism.py)."""
+    assert resolve(name, engine, options, stack).reduce == reduce
 
 
 def test_a_master_of_the_parameters_type_is_one_copy_in_torch_and_two_in_deepspeed(minimal):

@@ -15,6 +15,7 @@ from ullage.formats import deepspeed, yaml_text
 from ullage.formats.known import names, why_left
 from ullage.formats.reading import Batch, Keys, Leftover, Reading, lenient_flag, size
 from ullage.formats.tree import Leaves, Path
+from ullage.frozen import replace
 from ullage.job import fields
 from ullage.job.job import Job
 from ullage.job.precision import SHORT_NAMES, resolve
@@ -336,8 +337,10 @@ def leaves(job: Job) -> dict[Path, object]:
 
 
 def _mixed(job: Job) -> str:
+    """The type of the reduction goes with the word: what reads the file again says where the job's is another."""
     for word, name in _MIXED.items():
-        if resolve(name, job.engine.name, job.engine.options) == job.precision:
+        found = resolve(name, job.engine.name, job.engine.options, job.stack)
+        if replace(found, reduce=job.precision.reduce) == job.precision:
             return word
     assert len(SHORT_NAMES) > len(_MIXED)  # bf16 throughout is no mixed precision
     return "no"

@@ -341,7 +341,10 @@ def _element_types(job: Job) -> dict[Path, object]:
     half = precision.params if precision.params != "fp32" else precision.compute
     for extra in ({}, {"grad_accum_dtype": precision.grads, "communication_data_type": precision.reduce}):
         for name in SHORT_NAMES:
-            if name in ("bf16", "fp8-mixed") or resolve(name, "deepspeed", {**options, **extra}) != precision:
+            if (
+                name in ("bf16", "fp8-mixed")
+                or resolve(name, "deepspeed", {**options, **extra}, job.stack) != precision
+            ):
                 continue
             found: dict[Path, object] = {_PATHS[option]: value for option, value in extra.items()}
             if options.get("torch_autocast") is True and name != "fp32":

@@ -342,7 +342,9 @@ def _pipeline_leaves(job: Job) -> dict[Path, object]:
 
 def _recipe_leaves(job: Job) -> dict[Path, object]:
     found: dict[Path, object] = {}
-    name = next((one for one in SHORT_NAMES if resolve(one, "megatron", job.engine.options) == job.precision), None)
+    name = next(
+        (one for one in SHORT_NAMES if resolve(one, "megatron", job.engine.options, job.stack) == job.precision), None
+    )
     if name in ("bf16-mixed", "fp8-mixed", "bf16") or (name is None and job.precision.params == "bf16"):
         found["--bf16",] = True
     elif name == "fp16-mixed" or (name is None and job.precision.params == "fp16"):

@@ -47,7 +47,7 @@ def _stack(job: Job, engine: str) -> str:
 def _precision(job: Job) -> object:
     """The short name, which each engine resolves in its own way; the mapping where the job's is none of them."""
     for name in SHORT_NAMES:
-        if resolve(name, job.engine.name, job.engine.options) == job.precision:
+        if resolve(name, job.engine.name, job.engine.options, job.stack) == job.precision:
             return name
     return job_to_dict(job)["precision"]
 

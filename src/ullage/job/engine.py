@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from ullage.errors import Contradiction, InvalidInput
@@ -15,6 +16,8 @@ from ullage.job.options import read_options
 ENGINES = ("single", "ddp", "zero1", "fsdp1", "fsdp2", "deepspeed", "megatron")
 OF_TRANSFORMERS = ("transformers", "liger", "unsloth")
 """Stacks that run transformers' own models under its Trainer, as they are or with kernels put in place of theirs."""
+_COMPOSERS_WORDS = ("FULL", "DEFAULT", "PURE")
+"""What ``mixed_precision`` may be in Composer's fsdp_config (composer/distributed/mosaic_parallelism.py, get_mixed_precision)."""
 STACKS = ("transformers", "liger", "unsloth", "torchtitan", "torchtune", "litgpt", "megatron")
 CP_KINDS = ("ring", "ulysses", "allgather")
 SCHEDULES = (
@@ -37,6 +40,16 @@ _FSDP1_STAGE = {
     "FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0,
 }  # fmt: skip
 _MEGATRON_FSDP_STAGE = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def composer(options: Mapping[str, object]) -> bool:
+    """Whether Composer's trainer runs the job, llm-foundry's: the engine's options say so."""
+    return options.get("mixed_precision") in _COMPOSERS_WORDS
+
+
+def under_accelerate(stack: str, options: Mapping[str, object]) -> bool:
+    """Whether accelerate wraps the model, as transformers' Trainer has it do. options: the engine's."""
+    return stack in OF_TRANSFORMERS and not composer(options)
 
 
 def read_layout(root: Section, gpus: int, engine: str) -> Layout:

@@ -3,7 +3,9 @@
 Which element type plays which role is the engine's doing, so one table holds them all:
 
 - torch engines keep fp32 parameters, which are the master copy. ddp, zero1 and single compute under autocast, which casts a
-  weight where it is used; FSDP gathers the shard in the compute type (MixedPrecision / MixedPrecisionPolicy) and needs none.
+  weight where it is used; FSDP gathers the shard in the compute type (MixedPrecision / MixedPrecisionPolicy) and needs none. It
+  reduces in fp32 as torchtitan and Composer set it, in the compute type as accelerate does (utils/dataclasses.py,
+  FullyShardedDataParallelPlugin.set_mixed_precision).
 - DeepSpeed casts the module itself and keeps fp32 masters in the optimizer; gradients follow the module unless
   ``grad_accum_dtype`` or its BF16_Optimizer says fp32 (runtime/engine.py, get_data_types). With ``torch_autocast`` the module
   stays fp32 and the engine behaves like torch's own.
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from ullage.errors import Contradiction, InvalidInput
 from ullage.frozen import replace
 from ullage.job import fields
+from ullage.job.engine import under_accelerate
 from ullage.job.fields import Section, hint, show
 from ullage.job.job import Precision
 from ullage.job.options.spec import DTYPE_ALIASES
@@ -35,8 +38,8 @@ _storage = fields.choice("fp32", "bf16", "fp16", aliases=DTYPE_ALIASES)
 _compute = fields.choice("fp32", "bf16", "fp16", "fp8", "fp4", aliases=DTYPE_ALIASES)
 
 
-def resolve(name: str, engine: str, options: Mapping[str, object]) -> Precision:
-    """The short ``name`` on ``engine``, its options considered."""
+def resolve(name: str, engine: str, options: Mapping[str, object], stack: str) -> Precision:
+    """The short ``name`` on ``engine``, its options and who calls it considered."""
     if name == "fp32":
         return Precision(params="fp32", compute="fp32", grads="fp32", master="fp32", reduce="fp32")
     if name == "bf16":
@@ -46,7 +49,7 @@ def resolve(name: str, engine: str, options: Mapping[str, object]) -> Precision:
     if engine in _AUTOCAST_ENGINES or (engine == "deepspeed" and options.get("torch_autocast") is True):
         precision = Precision(params="fp32", compute=half, grads="fp32", master="fp32", reduce="fp32", autocast=True)
     elif engine in _FSDP_ENGINES:
-        reduce = _dtype(options, "reduce_dtype", "fp32")
+        reduce = _dtype(options, "reduce_dtype", half if under_accelerate(stack, options) else "fp32")
         precision = Precision(params="fp32", compute=half, grads="fp32", master="fp32", reduce=reduce)
     elif engine == "deepspeed":
         grads = _dtype(options, "grad_accum_dtype", "fp32" if options.get("bf16_optimizer") is True else half)
@@ -73,7 +76,7 @@ def _dtype(options: Mapping[str, object], name: str, default: str) -> str:
     return str(options.get(name, default))
 
 
-def read_precision(root: Section, engine: str, options: Mapping[str, object]) -> Precision:
+def read_precision(root: Section, engine: str, options: Mapping[str, object], stack: str) -> Precision:
     """``precision`` in either form."""
     value = root.raw("precision")
     if not root.written("precision"):
@@ -88,7 +91,7 @@ def read_precision(root: Section, engine: str, options: Mapping[str, object]) ->
                 allowed=", ".join(SHORT_NAMES) + ", or a mapping such as {params: bf16, master: fp32}",
                 remedy=hint(value, SHORT_NAMES),
             )
-        return resolve(value, engine, options)
+        return resolve(value, engine, options, stack)
     section = root.inner("precision")
     own_master: str | None = "fp32"
     precision = Precision(

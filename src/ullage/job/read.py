@@ -92,7 +92,7 @@ def _read(document: Document) -> Job:
     layout = read_layout(root, cluster.gpus, name)
     engine = read_engine(engine_section, name, stack, layout, cluster)
     engine_section.close()
-    precision = read_precision(root, name, engine.options)
+    precision = read_precision(root, name, engine.options, stack)
     job = Job(
         model=model,
         cluster=cluster,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ullage.engines.reach import runs_along_the_sequence
 from ullage.errors import Unsupported
+from ullage.frozen import replace
 from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
 from ullage.job.precision import resolve
@@ -113,7 +114,10 @@ def _refuse_types(job: Job) -> None:
     known: tuple[str, ...] = PRECISIONS.get(job.engine.name, ALL_PRECISIONS)
     if job.lora is not None:
         known = tuple(name for name in known if name in OF_ADAPTERS)
-    if job.precision not in [resolve(name, job.engine.name, options) for name in known]:
+    found = [resolve(name, job.engine.name, options, job.stack) for name in known]
+    if job.engine.name == "fsdp2":  # reduces in any
+        found = [replace(one, reduce=job.precision.reduce) for one in found]
+    if job.precision not in found:
         raise Unsupported("these element types are not run yet", key="precision", allowed=", ".join(known))
     if job.engine.name == "fsdp2" and job.optimizer.name == "sgd" and job.optimizer.impl == "fused":
         raise Unsupported(

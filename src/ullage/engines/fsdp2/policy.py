@@ -15,7 +15,7 @@ from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
 from ullage.frozen import FrozenMap, frozen
 from ullage.job.adapted import adapters_type, is_adapter
-from ullage.job.engine import OF_TRANSFORMERS
+from ullage.job.engine import under_accelerate
 from ullage.job.job import Job
 from ullage.kernels.transformers_loss import release
 from ullage.memory.rank import Chunk, Rank
@@ -100,22 +100,13 @@ def reduces_each(job: Job) -> bool:
         return False
     if job.stack == "transformers" and job.engine.name == "fsdp2" and release(job.stack_version) < DEFERS_SINCE:
         return True
-    accelerates = job.stack in (*OF_TRANSFORMERS, "litgpt") and not _composer(job)
-    return not accelerates or bool(job.engine.options.get("sync_each_batch"))
+    defers = job.stack == "litgpt" or under_accelerate(job.stack, job.engine.options)
+    return not defers or bool(job.engine.options.get("sync_each_batch"))
 
 
 DEFERS_SINCE = (4, 57)
 """accelerate's no_sync did nothing under FSDP2 before 1.11 (pull request 3762: FSDPModule has set_requires_gradient_sync in its place),
 of October 2025, when transformers was at 4.57."""
-
-
-_COMPOSERS_WORDS = ("FULL", "DEFAULT", "PURE")
-"""What ``mixed_precision`` may be in Composer's fsdp_config (composer/distributed/mosaic_parallelism.py, get_mixed_precision)."""
-
-
-def _composer(job: Job) -> bool:
-    """Whether Composer's trainer runs the job, llm-foundry's: its options say so."""
-    return job.engine.options.get("mixed_precision") in _COMPOSERS_WORDS
 
 
 def keeps_whole_gradients(job: Job) -> bool:
