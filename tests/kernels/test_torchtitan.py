@@ -160,3 +160,11 @@ def test_cudnn_attention_was_not_always_saved() -> None:
         replayer = Replayer(context=one, recompute=Recompute(kind="selective"))
         kept[capability] = replayer.program(layer, SELECTIVE, GradRule()).forward.delta_bytes / UNIT
     assert kept[9, 0] - kept[10, 0] == pytest.approx(1 + LSE)
+
+
+def test_flex_attention_was_not_always_saved() -> None:
+    """Listed by commit f738a03bf of 2025-08-22: the output, as wide as the layer, and a number a row and head."""
+    before, since = (
+        saved(SELECTIVE, version=version, attention_backend="flex") for version in ("2025-08-21", "2025-08-22")
+    )
+    assert since - before == pytest.approx(1 + LSE)

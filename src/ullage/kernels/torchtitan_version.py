@@ -14,6 +14,7 @@ ABS_SAVED = ("2024-11-26", "2025-02-06")  # commits bcebc0de5, 88247277c: aten.a
 CUDNN_ON_BLACKWELL_SINCE = "2025-05-14"  # commit 3b85aa31f
 CUDNN_FIRST_SINCE = "2025-10-09"  # commit 6a3a9da95: on every card
 CUDNN_SAVED_SINCE = "2025-12-01"  # commit b39377f9f: cuDNN's attention among the ops that selective saves
+FLEX_SAVED_SINCE = "2025-08-22"  # commit f738a03bf: flex attention among them
 EARLY_STOP_UNTIL = "2025-08-29"  # commit 25413d224: checkpoint_wrapper(early_stop=False)
 ALL_TO_ALL_SAVED_SINCE = "2025-09-06"  # commit c4e229115
 
@@ -39,6 +40,8 @@ def runs_cudnn(version: str | None, backend: object, compute_capability: tuple[i
 
 
 def saves_attention(context: Context) -> bool:
-    """Selective saves what flash and memory-efficient attention return; cuDNN's only since it was listed too."""
+    """Selective saves what flash and memory-efficient attention return; flex attention's and cuDNN's only since they were listed too."""
+    if context.option("attention_backend") == "flex":
+        return not before(context, FLEX_SAVED_SINCE)
     cudnn = runs_cudnn(context.version, context.option("attention_backend"), context.compute_capability)
     return not cudnn or not before(context, CUDNN_SAVED_SINCE)
