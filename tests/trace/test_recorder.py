@@ -1,5 +1,7 @@
 """The recorder on small runs whose account can be written down."""
 
+import gc
+
 import pytest
 import torch
 from tests.trace import factories
@@ -159,3 +161,15 @@ def test_an_index_writes_its_gradient_into_zeros() -> None:
 
 def test_a_sum_in_a_backward_of_ones_own_is_a_tensor() -> None:
     assert "aten.add" in _backward_ops(_OwnSum.apply)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_heap_that_a_caller_has_frozen_stays_so(frozen: bool) -> None:
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    try:
+        trace(factories.mlp)
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze()  # as tests/conftest.py has it

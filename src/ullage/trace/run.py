@@ -199,11 +199,14 @@ def _on_path(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fake tensors log an error's stack before they raise it; garbage is collected between phases, not at a moment of its own choice."""
+    """Fake tensors log an error's stack before they raise it; garbage is collected between phases, not at a moment of its own choice.
+
+    What a caller has frozen (gc.freeze) stays so: there is no thawing a part.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
-    collects = gc.isenabled()
+    collects, is_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()  # what is there already is not looked at again: collecting between phases then costs little
     gc.disable()
@@ -211,7 +214,8 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         if collects:
             gc.enable()
 
