@@ -52,17 +52,6 @@ LLAMA: Mapping[str, object] = {
 STEADY_MICRO_BATCH = 3
 """Of stage 3: its coordinator records a trace in the second (__trace_mode)."""
 
-IMPORTS = (
-    "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # brings torch's compiler, which nothing here uses
-    "deepspeed.runtime.zero.stage3",
-    "deepspeed.runtime.bf16_optimizer",
-    "transformers.models.llama.modeling_llama",
-    "ullage.trace.models",
-    "tests.distributed.deepspeed_runs",
-)
-"""What is slow to import."""
-
 STEPPING = "stepping"
 """The phase that begins with engine.step(), the last of a step's."""
 _EXPECTED_WARNINGS = (

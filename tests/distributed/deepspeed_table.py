@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from tests.distributed.deepspeed_cases import CASES, RANKS
-from tests.distributed.deepspeed_runs import IMPORTS, Case, Held, estimated, job_of, measure
-from tests.distributed.world import Failed, context, run
+from tests.distributed.deepspeed_runs import Case, Held, estimated, job_of, measure
+from tests.distributed.world import Failed, run
 
 TIMEOUT_S = 300.0
 HEAD = """\
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.stage not in (None, case.stage):
                 continue
             try:
-                measured = run(context(*IMPORTS), measure, (case, ranks), ranks=ranks, timeout_s=TIMEOUT_S)
+                measured = run(measure, (case, ranks), ranks=ranks, timeout_s=TIMEOUT_S)
             except Failed as error:
                 failed += 1
                 sys.stderr.write(f"{case}, {ranks} ranks: {error}\n")

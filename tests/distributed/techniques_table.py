@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 
 from tests.distributed.test_measured import CASES, FOUR
-from tests.distributed.training import IMPORTS, all_measured, all_proved
-from tests.distributed.world import context, run
+from tests.distributed.training import all_measured, all_proved
+from tests.distributed.world import run
 
 from ullage.train.answers import Measured, Proof
 from ullage.train.settings import Settings
@@ -33,8 +33,8 @@ def main() -> int:
     sys.stdout.write(HEAD)
     for ranks, jobs in ((2, CASES), (4, FOUR)):
         settings = Settings(steps=STEPS, lr=1e-3)
-        proofs = run(context(*IMPORTS), all_proved, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
-        measures = run(context(*IMPORTS), all_measured, (jobs, Settings(steps=1)), ranks=ranks, timeout_s=TIMEOUT_S)[0]
+        proofs = run(all_proved, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
+        measures = run(all_measured, (jobs, Settings(steps=1)), ranks=ranks, timeout_s=TIMEOUT_S)[0]
         for name in jobs:
             proof, measured = proofs[name], measures[name]
             if isinstance(proof, Proof) and isinstance(measured, Measured):

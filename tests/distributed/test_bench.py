@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 from tests.bench.small import SMALL, measured
-from tests.distributed.training import IMPORTS
-from tests.distributed.world import context, run
+from tests.distributed.world import run
 
 pytestmark = pytest.mark.xdist_group("measured")
 TIMEOUT_S = 120.0
 
 
 def test_two_ranks_measure_collectives_together() -> None:
-    first, other = run(context(*IMPORTS), measured, (), ranks=2, timeout_s=TIMEOUT_S)
+    first, other = run(measured, (), ranks=2, timeout_s=TIMEOUT_S)
     assert other is None
     assert first.processes == 2
     assert 0 <= first.overlap <= 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed.deepspeed_cases import CASES
-from tests.distributed.deepspeed_runs import IMPORTS, Case, Held, estimated, job_of, measure
-from tests.distributed.world import context, run
+from tests.distributed.deepspeed_runs import Case, Held, estimated, job_of, measure
+from tests.distributed.world import run
 
 pytestmark = pytest.mark.xdist_group("deepspeed")  # one worker, so that one server imports DeepSpeed
 
@@ -24,7 +24,7 @@ TRIES = 3
 def test_estimate_is_what_a_real_step_holds(ranks: int, case: Case) -> None:
     expected = estimated(job_of(case, ranks))
     for left in reversed(range(TRIES)):
-        measured = run(context(*IMPORTS), measure, (case, ranks), ranks=ranks, timeout_s=TIMEOUT_S)
+        measured = run(measure, (case, ranks), ranks=ranks, timeout_s=TIMEOUT_S)
         most = {name: max(getattr(one, name) for one in measured) for name in FIGURES}
         gaps = {name: getattr(expected, name) / most[name] - 1 for name in FIGURES}
         if all(abs(gap) <= TOLERANCE for gap in gaps.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_measured, job_of
-from tests.distributed.world import context, run
+from tests.distributed.training import BUCKETS, STAGE_3, all_measured, job_of
+from tests.distributed.world import run
 
 from ullage.job.job import Job
 from ullage.train.answers import Measured
@@ -117,7 +117,7 @@ def measured() -> dict[str, Measured]:
     settings = Settings(steps=1)
     found: dict[str, Measured] = {}
     for ranks, jobs in ((2, CASES), (4, FOUR)):
-        found |= run(context(*IMPORTS), all_measured, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
+        found |= run(all_measured, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
     return found
 
 

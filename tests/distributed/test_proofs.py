@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_proved, job_of
-from tests.distributed.world import context, run
+from tests.distributed.training import BUCKETS, STAGE_3, all_proved, job_of
+from tests.distributed.world import run
 
 from ullage.train.answers import Proof
 from ullage.train.settings import Settings
@@ -136,8 +136,7 @@ def proofs() -> dict[int, dict[str, Proof]]:
     """Of all jobs of a world, by its ranks: its processes are started once."""
     settings = Settings(steps=STEPS, lr=1e-3)
     return {
-        ranks: run(context(*IMPORTS), all_proved, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0]
-        for ranks, jobs in WORLDS.items()
+        ranks: run(all_proved, (jobs, settings), ranks=ranks, timeout_s=TIMEOUT_S)[0] for ranks, jobs in WORLDS.items()
     }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.distributed.training import IMPORTS, job_of
-from tests.distributed.world import context, run
+from tests.distributed.training import job_of
+from tests.distributed.world import run
+
+pytestmark = pytest.mark.xdist_group("replicas")  # one worker, so that its processes are started once
 
 IN_PLACE = {"reduce_in_place": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -75,7 +77,7 @@ def trained() -> list[dict[str, Any]]:
     """By rank. Two ranks' sums have one order."""
     jobs = {name: job_of("ddp", 2, options=IN_PLACE, **keys) for name, keys in CASES.items()}
     jobs |= {f"DDP, {name}": job_of("ddp", 2, **keys) for name, keys in CASES.items()}
-    return run(context(*IMPORTS), _trained, (jobs,), ranks=2, timeout_s=300)
+    return run(_trained, (jobs,), ranks=2, timeout_s=300)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -89,12 +91,12 @@ def test_steps_are_those_of_ddp_bit_by_bit(name: str, trained: list[dict[str, An
 
 
 def test_ranks_begin_with_the_first_ones_weights() -> None:
-    first, second = run(context(*IMPORTS), _first_weights, (), ranks=2, timeout_s=100)
+    first, second = run(_first_weights, (), ranks=2, timeout_s=100)
     assert first == second
 
 
 def test_a_weight_without_a_gradient_is_named() -> None:
     """DDP says so in the next forward (find_unused_parameters is off)."""
-    for said in run(context(*IMPORTS), _of_an_unused_weight, (), ranks=2, timeout_s=100):
+    for said in run(_of_an_unused_weight, (), ranks=2, timeout_s=100):
         assert "engine.options.reduce_in_place = true" in said
         assert "2 had none in this step, idle.bias among them" in said

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed.training import IMPORTS, job_of
-from tests.distributed.world import context, run
+from tests.distributed.training import job_of
+from tests.distributed.world import run
 
 
 def _stepped() -> tuple[float, float, float]:
@@ -27,6 +27,6 @@ def _stepped() -> tuple[float, float, float]:
 
 
 def test_all_ranks_leave_out_a_step_that_overflowed_on_one() -> None:
-    for weight, before, after in run(context(*IMPORTS), _stepped, (), ranks=2, timeout_s=100):
+    for weight, before, after in run(_stepped, (), ranks=2, timeout_s=100):
         assert weight == 1
         assert after == pytest.approx(before / 2)

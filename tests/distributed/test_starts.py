@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.distributed.deepspeed_runs import IMPORTS
 from tests.distributed.starting import Started, initialise
-from tests.distributed.world import context, run
+from tests.distributed.world import run
 
 import ullage
 from ullage.formats.convert import write_job
@@ -42,9 +41,7 @@ def text_of(job: Job, name: str) -> str:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_starts_from_a_plans_json(stage: int) -> None:
     job = planned(engine={"name": "deepspeed", "zero_stage": stage}, layout={"dp": 2})
-    found: list[Started] = run(
-        context(*IMPORTS), initialise, (text_of(job, "deepspeed"),), ranks=2, timeout_s=TIMEOUT_S
-    )
+    found: list[Started] = run(initialise, (text_of(job, "deepspeed"),), ranks=2, timeout_s=TIMEOUT_S)
     for one in found:
         assert (one.stage, one.micro_batch, one.grad_accum) == (stage, job.data.micro_batch, job.data.grad_accum)
         assert one.batch == 8

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.training import BUCKETS, IMPORTS, STAGE_3, all_trained, ends, job_of
-from tests.distributed.world import context, killed, run
+from tests.distributed.training import BUCKETS, STAGE_3, all_trained, ends, job_of
+from tests.distributed.world import killed, run
 
 from ullage.job.job import Job
 from ullage.train.answers import Trained
@@ -162,7 +162,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
         begun = root / folder(source) / f"step-{BEGUN}"
         cases[job.layout.world].append((job, training(root / folder(name), data, resume=begun)))
     for ranks in (2, 1, 4):
-        for found in run(context(*IMPORTS), all_trained, (cases[ranks],), ranks=ranks, timeout_s=TIMEOUT_S)[0]:
+        for found in run(all_trained, (cases[ranks],), ranks=ranks, timeout_s=TIMEOUT_S)[0]:
             assert isinstance(found, Trained), found
     return root
 
@@ -218,9 +218,8 @@ def test_kills_lose_nothing(tmp_path: Path, data: Path) -> None:
     job, steps = job_of("fsdp2", 2, model={"num_hidden_layers": 1, "attention_dropout": 0.3}), 30
     drawn = random.Random(5)
     expected = tmp_path / "whole"
-    here = context(*IMPORTS)
     settings = {"steps": steps, "save_every": 1, "keep": 2}
-    (found,) = run(here, all_trained, ([(job, training(expected, data, **settings))],), ranks=2, timeout_s=TIMEOUT_S)[0]
+    (found,) = run(all_trained, ([(job, training(expected, data, **settings))],), ranks=2, timeout_s=TIMEOUT_S)[0]
     assert isinstance(found, Trained), found
     whole = losses(expected)
 
@@ -231,7 +230,7 @@ def test_kills_lose_nothing(tmp_path: Path, data: Path) -> None:
         if kills == KILLS:
             moment = _never
         arguments = ([(job, training(out, data, **settings))],)
-        if killed(here, all_trained, arguments, ranks=2, first=drawn.randrange(2), moment=moment, timeout_s=TIMEOUT_S):
+        if killed(all_trained, arguments, ranks=2, first=drawn.randrange(2), moment=moment, timeout_s=TIMEOUT_S):
             kills += 1
             torn += bool([*out.glob("*.part")])
         else:
@@ -246,12 +245,11 @@ def test_kills_lose_nothing_of_other_kinds(name: str, runs: Path, tmp_path: Path
     """SIGKILL on one rank and then on the other, in a save and after a step: what follows is what the run that was let alone did."""
     out = tmp_path / "out"
     arguments = ([(JOBS[name], training(out, data, save_every=1))],)
-    here = context(*IMPORTS)
     kills = 0
     for first, moment in enumerate((lambda: _while_saving(out, 1), lambda: _after(out, 0))):
-        kills += killed(here, all_trained, arguments, ranks=2, first=first, moment=moment(), timeout_s=TIMEOUT_S)
+        kills += killed(all_trained, arguments, ranks=2, first=first, moment=moment(), timeout_s=TIMEOUT_S)
     assert kills
-    (found,) = run(here, all_trained, arguments, ranks=2, timeout_s=TIMEOUT_S)[0]
+    (found,) = run(all_trained, arguments, ranks=2, timeout_s=TIMEOUT_S)[0]
     assert isinstance(found, Trained), found
     assert found.resumed
     assert losses(out) == losses(runs / folder(name))
@@ -270,7 +268,7 @@ def test_other_kinds_end_as_all_do(name: str, tmp_path: Path, data: Path) -> Non
     """With one message, on every rank, and with the last whole checkpoint as it was."""
     out = tmp_path / "out"
     settings = training(out, data, steps=4, save_every=2)
-    first, second = run(context(*IMPORTS), ends, (ENDING[name], settings), ranks=2, timeout_s=TIMEOUT_S)
+    first, second = run(ends, (ENDING[name], settings), ranks=2, timeout_s=TIMEOUT_S)
     assert re.search("step-4: cannot be written: No space left on device.*; step-2 is whole", first["full disk"])
     assert first["gone on"].resumed == 2
     assert (

@@ -6,8 +6,7 @@ import os
 import time
 
 import pytest
-from tests.distributed.deepspeed_runs import IMPORTS
-from tests.distributed.world import Failed, context, run
+from tests.distributed.world import Failed, run
 
 pytestmark = pytest.mark.xdist_group("deepspeed")
 
@@ -40,14 +39,14 @@ def _sleeps() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_rank_answers(ranks: int) -> None:
-    answers = run(context(*IMPORTS), _sum_of_ranks, (), ranks=ranks, timeout_s=30)
+    answers = run(_sum_of_ranks, (), ranks=ranks, timeout_s=30)
     assert len({pid for pid, _ in answers}) == ranks
     assert [total for _, total in answers] == [sum(range(ranks))] * ranks
 
 
 def test_a_failure_is_told_with_its_traceback_and_leaves_no_process(tmp_path) -> None:
     with pytest.raises(Failed, match="on purpose") as raised:
-        run(context(*IMPORTS), _fails_on, (1, str(tmp_path)), ranks=2, timeout_s=30)
+        run(_fails_on, (1, str(tmp_path)), ranks=2, timeout_s=30)
     assert "rank 1 of 2" in str(raised.value)
     assert "_fails_on" in str(raised.value)
     assert "a word before" in str(raised.value)
@@ -57,9 +56,9 @@ def test_a_failure_is_told_with_its_traceback_and_leaves_no_process(tmp_path) ->
 
 def test_a_rank_that_dies_is_told_of() -> None:
     with pytest.raises(Failed, match="died, exit code 7"):
-        run(context(*IMPORTS), _exits, (), ranks=2, timeout_s=30)
+        run(_exits, (), ranks=2, timeout_s=30)
 
 
 def test_a_rank_that_does_not_answer_is_given_up() -> None:
     with pytest.raises(Failed, match=r"rank 0, 1 of 2: no answer in 3 s"):
-        run(context(*IMPORTS), _sleeps, (), ranks=2, timeout_s=3)
+        run(_sleeps, (), ranks=2, timeout_s=3)

@@ -30,23 +30,6 @@ LLAMA: Mapping[str, object] = {
 BUCKETS = {"reduce_bucket_size": 200_000}
 """DeepSpeed's default has 500 million elements, which a run on the CPU really holds."""
 STAGE_3 = {**BUCKETS, "stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 100_000}
-IMPORTS = (
-    "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # brings torch's compiler
-    "deepspeed.runtime.zero.stage3",
-    "transformers.models.llama.modeling_llama",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "ullage.trace.models",
-    "ullage.train.deepspeed",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.utils.tensorboard",
-    "ullage.train.loop",
-    "ullage.train.measured",
-    "ullage.train.proof",
-    "tests.distributed.training",
-)
 
 
 def job_of(engine: str, ranks: int, **keys: Any) -> Job:

@@ -6,6 +6,7 @@ from one server that has imported what is slow to import, and start in a fractio
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -25,6 +26,31 @@ _SURROUNDINGS = {
     "DS_ACCELERATOR": "cpu",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+_IMPORTS = (
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # brings torch's compiler
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.bf16_optimizer",
+    "cpuinfo",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+    "torch._dynamo",
+    "torch.profiler",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.utils.tensorboard",
+    "ullage.trace.models",
+    "ullage.train.deepspeed",
+    "ullage.train.loop",
+    "ullage.train.measured",
+    "ullage.train.proof",
+    "ullage.train.run",
+    "tests.distributed.deepspeed_runs",
+    "tests.distributed.training",
+)
+"""What is slow to import, and what imports it: one list for all, since a test process has one server, and the first call starts it."""
 _LOG_LINES = 20
 
 
@@ -39,22 +65,19 @@ class _Rank(NamedTuple):
     log: Path
 
 
-def context(*imports: str) -> ForkServerContext:
-    """Whose processes begin with these modules imported."""
+def _context() -> ForkServerContext:
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(list(imports))
+    made.set_forkserver_preload(list(_IMPORTS))
     return made
 
 
-def run(
-    of: ForkServerContext, function: Callable[..., Any], arguments: Sequence[Any], *, ranks: int, timeout_s: float
-) -> list[Any]:
+def run(function: Callable[..., Any], arguments: Sequence[Any], *, ranks: int, timeout_s: float) -> list[Any]:
     """``function(*arguments)`` on each of ``ranks`` ranks of a gloo process group: the answers by rank.
 
     Raises Failed for the first rank that fails; none of the processes outlives the call.
     """
     with tempfile.TemporaryDirectory() as folder:
-        started = [_start(of, function, arguments, rank, ranks, Path(folder)) for rank in range(ranks)]
+        started = [_start(function, arguments, rank, ranks, Path(folder)) for rank in range(ranks)]
         try:
             return _answers(started, time.monotonic() + timeout_s, timeout_s)
         finally:
@@ -66,7 +89,6 @@ def run(
 
 
 def killed(
-    of: ForkServerContext,
     function: Callable[..., Any],
     arguments: Sequence[Any],
     *,
@@ -77,7 +99,7 @@ def killed(
 ) -> bool:
     """The same, killed (SIGKILL) once ``moment`` says so: rank ``first``, then the others. Whether it came to that before all answered."""
     with tempfile.TemporaryDirectory() as folder:
-        started = [_start(of, function, arguments, rank, ranks, Path(folder)) for rank in range(ranks)]
+        started = [_start(function, arguments, rank, ranks, Path(folder)) for rank in range(ranks)]
         deadline = time.monotonic() + timeout_s
         try:
             while not moment():
@@ -97,9 +119,8 @@ def killed(
                 one.answer.close()
 
 
-def _start(
-    of: ForkServerContext, function: Callable[..., Any], arguments: Sequence[Any], rank: int, ranks: int, folder: Path
-) -> _Rank:
+def _start(function: Callable[..., Any], arguments: Sequence[Any], rank: int, ranks: int, folder: Path) -> _Rank:
+    of = _context()
     ours, theirs = of.Pipe(duplex=False)
     log = folder / f"rank{rank}.log"
     process = of.Process(
@@ -159,6 +180,7 @@ def _serve(
     answer: Connection,
 ) -> None:
     """One rank: what it prints goes into its log, its answer or its traceback to the parent."""
+    gc.freeze()  # what the server has imported is no garbage, and takes long to look through
     with open(log, "wb", buffering=0) as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
