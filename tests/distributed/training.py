@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ullage.errors import UllageError
-from ullage.job.job import Job
+from ullage.job.job import Job, Recompute
 from ullage.job.read import read_job
 from ullage.trace.patch import replaced
 from ullage.train.settings import Settings, Training
@@ -52,9 +52,25 @@ def job_of(engine: str, ranks: int, **keys: Any) -> Job:
 
 def all_proved(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
     """As one rank of the process group: the proof of each job by name, on rank 0; the error's text where one is refused."""
-    from ullage.train.proof import prove
+    from ullage.train import proof
 
-    return _each(prove, jobs, settings)
+    with replaced(proof, "_ran", _once_on_one_device(proof._ran)):
+        return _each(proof.prove, jobs, settings)
+
+
+def _once_on_one_device(ran: Callable[[Job, Settings], Any]) -> Callable[[Job, Settings], Any]:
+    """Many jobs are the same on one device: it runs each once, and nothing again, which ranks that recompute are held against too."""
+    answers: dict[Job, Any] = {}
+
+    def remembered(job: Job, settings: Settings) -> Any:
+        if job.layout.world > 1:
+            return ran(job, settings)
+        alone = replace(job, recompute=Recompute(), defaults=())
+        if alone not in answers:
+            answers[alone] = ran(alone, settings)
+        return answers[alone]
+
+    return remembered
 
 
 def all_measured(jobs: Mapping[str, Job], settings: Settings) -> dict[str, Any]:
