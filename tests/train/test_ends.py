@@ -27,6 +27,7 @@ from ullage.train.composed import Run, Stepped
 from ullage.train.loop import factor
 from ullage.train.run import train
 from ullage.train.settings import Training
+from ullage.units import GIB
 
 JOB = job_of("single", 1, model={"num_hidden_layers": 1})
 OOM = (
@@ -339,6 +340,15 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ullage.cli.main", *command], capture_output=True, text=True, timeout=200, check=False
     )
+
+
+def test_python_that_finds_no_memory_is_told_of(training: Training) -> None:
+    """Its error has no words of its own."""
+    with (
+        pytest.raises(OutOfMemory, match=r"step 2: no memory for Python's own objects within the budget of 8\.00 GiB$"),
+        _ending(2, MemoryError()),
+    ):
+        train(JOB, replace(training, memory_budget=8 * GIB))
 
 
 def test_what_ends_at_memory_may_be(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

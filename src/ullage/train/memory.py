@@ -15,7 +15,7 @@ from torch import distributed
 from ullage.errors import OutOfMemory
 from ullage.memory.allocator_blocks import segment_bytes
 from ullage.train.heap import give_back_what_is_freed
-from ullage.units import KIB
+from ullage.units import KIB, format_bytes
 
 _ON_CPU = re.compile(r"DefaultCPUAllocator: .{0,60}tried to allocate (\d+) bytes")
 
@@ -60,8 +60,14 @@ def explained(out: Path, moment: str, budget_bytes: int | None) -> Iterator[None
             told += _as_of_a_card(int(on_cpu[1]), budget_bytes)
         log = out / f"oom-rank-{rank}.log"
         log.write_text(told)
-        what = told.strip().splitlines()[-1].partition(": ")[2].partition(". ")
-        raise OutOfMemory(f"{moment}: {what[0]}", key=f"rank {rank}", value=str(log)) from None
+        what = told.strip().splitlines()[-1].partition(": ")[2].partition(". ")[0] or _of_python(budget_bytes)
+        raise OutOfMemory(f"{moment}: {what}", key=f"rank {rank}", value=str(log)) from None
+
+
+def _of_python(budget_bytes: int | None) -> str:
+    """Of a MemoryError, which has no words of its own."""
+    within = "" if budget_bytes is None else f" within the budget of {format_bytes(budget_bytes)}"
+    return f"no memory for Python's own objects{within}"
 
 
 def _as_of_a_card(tried_bytes: int, budget_bytes: int) -> str:
