@@ -113,7 +113,9 @@ def _offload(part: str) -> Callable[[Job], object]:
         place = getattr(job.offload, part)
         chosen = part == "activations" and any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
         known = part in OFFLOADS.get(job.engine.name, ()) or chosen
-        if job.engine.name == "fsdp1" and part == "optimizer":  # CPUOffload takes parameters, and with them their states
+        if (
+            job.engine.name == "fsdp1" and part == "optimizer"
+        ):  # CPUOffload takes parameters, and with them their states
             known = job.offload.params != "none"
         return None if place == "none" or known else place
 
