@@ -24,8 +24,8 @@ BELOW = 0.025
 ABOVE = 0.05
 """Share of measurements that may lie above the high end."""
 NOMINAL = 1 - BELOW - ABOVE
-FEWEST = 15
-"""Residuals that a kind needs for a scale of its own; of fewer, that of all kinds is taken."""
+FEWEST = 30
+"""Residuals that a kind needs for a scale of its own; of fewer, that of all kinds is taken: a tenth of them is one table's few rows."""
 BEYOND_SCALE = 0.1
 LEAST_SCALE = 0.03
 """A kind whose residuals are all small has been met on few kinds of hardware and models (a chosen width)."""
