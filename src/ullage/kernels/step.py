@@ -125,6 +125,10 @@ class Step:
     receives: tuple[Crossing, ...] = ()
     serves: tuple[tuple[str, tuple[str, ...]], ...] = ()
     moves: tuple[int, int] | None = None
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        return hash_once(self, self.name, self.reads, self.writes, self.saves, self.scratch, self.moves)
 
     @property
     def made(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from ullage.calibration.memory import MemoryKind
 from ullage.kernels.step import Buffer, Context, Step
@@ -113,13 +114,20 @@ def _kernel(step: Step, sizes: dict[str, int], types: Mapping[str, str], context
 
     A tensor that lives for the moment of the step alone is what one of its kernels writes and another reads.
     """
-    kind, kind_back = _kinds(step, context)
-    dtype = _type_of(step, sizes, types, context)
-    read = sum([sizes.get(name, 0) for name in step.reads])
+    reads = tuple([sizes.get(name, 0) for name in step.reads])
+    saved = sum([sizes.get(name, 0) for name in step.saves])
+    return _moving(step, reads, saved, _kinds(step, context), _type_of(step, sizes, types, context))
+
+
+@lru_cache(maxsize=16384)
+def _moving(step: Step, reads: tuple[int, ...], saved: int, kinds: tuple[MemoryKind, MemoryKind], dtype: str) -> OpWork:
+    """reads: bytes of each tensor that it reads; saved: of those that it saves. Of most steps the same in any expert parallelism."""
+    kind, kind_back = kinds
+    read = sum(reads)
     written = sum([buffer.bytes for buffer in step.writes])
     made = step.writes[0].bytes if step.writes else 0
-    grads = [sizes.get(name, 0) for name in step.reads if name not in step.no_grad and name not in step.passes]
-    saved = sum([sizes.get(name, 0) for name in step.saves])
+    skipped = (*step.no_grad, *step.passes)
+    grads = [size for name, size in zip(step.reads, reads, strict=True) if name not in skipped]
     back = saved + made + sum(grads) if grads or step.weights else 0
     passing = 2 * sum(buffer.bytes for buffer in step.scratch)
     passing_back = 2 * sum(buffer.bytes for buffer in step.backward_scratch) if back else 0
