@@ -9,7 +9,7 @@ several kinds of layer a set is beaten only where another is no worse in every k
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ullage.job.job import Recompute
@@ -21,6 +21,7 @@ from ullage.planner.space import NONE, of_modules, subsets
 
 if TYPE_CHECKING:
     from ullage.planner.costs import GridCosts
+    from ullage.planner.growing import Growing
 
 
 class Chosen(NamedTuple):
@@ -48,7 +49,7 @@ class Groups:
 
     def __init__(self, grid: GridCosts, modules: Modules) -> None:
         self.layers = [kind for kind, block in enumerate(grid.kinds) if block.role == "layer"]
-        self._again = [[grid.again(kind, of_modules([name])) for kind in self.layers] for name in modules.names]
+        self._grid, self._names = grid, modules.names
         number = {name: at for at, name in enumerate(modules.names)}
         plain = [grid.kept(kind, NONE) for kind in self.layers]
         self._choices = [
@@ -59,6 +60,11 @@ class Groups:
             ]
             for group in groups(grid, modules)
         ]
+
+    @cached_property
+    def _again(self) -> list[list[Growing]]:
+        """What runs again of each module, in each kind of layer: not asked for where no set of them has room."""
+        return [[self._grid.again(kind, of_modules([name])) for kind in self.layers] for name in self._names]
 
     def _left(self, grid: GridCosts, how: Recompute, plain: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of each kind of layer the bytes of one sequence, and of each one more."""

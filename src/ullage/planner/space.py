@@ -316,7 +316,12 @@ def _largest_chunk(base: Base, cut: Job) -> int:
 
 
 def _with_micro_batch(job: Job, micro_batch: int) -> Job:
-    return replace(job, data=replace(job.data, micro_batch=micro_batch))
+    return replace(job, data=_with_sequences(job.data, micro_batch))
+
+
+@lru_cache(maxsize=4096)
+def _with_sequences(data: Data, micro_batch: int) -> Data:
+    return replace(data, micro_batch=micro_batch)
 
 
 def _with_split(job: Job, split: Split) -> Job:
