@@ -37,16 +37,6 @@ OOM = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two would wait for each other where a core is busy."""
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "tokens.npy"
