@@ -86,7 +86,7 @@ def read_or_none(job: dict[str, object]) -> Job | None:
 
 
 @given(jobs())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_what_is_written_reads_the_same(written: dict[str, object]):
     job = read_or_none(written)
     if job is not None:
@@ -96,7 +96,7 @@ def test_what_is_written_reads_the_same(written: dict[str, object]):
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_the_order_of_keys_says_nothing(written: dict[str, object], random):
     shuffled = list(written.items())
     random.shuffle(shuffled)
