@@ -155,12 +155,13 @@ def held(job: Job, rank: Rank) -> Held:
             expert += [one.numel for one in here if one.expert and one.param.trainable] * run.repeat
             whole = [one for one in here if not one.param.trainable and one.param.elements not in QUANTISED]
             frozen += [one.numel for one in whole] * run.repeat
+    narrow = [one for one in rank.params if one.param.elements in QUANTISED]
     by_turns = job.engine.zero_stage < 3 and job.engine.options.get("round_robin_gradients") is True
     return Held(
         dense=Flat(numels=tuple(dense), shards=data_parallel(job), round_robin=by_turns),
         expert=Flat(numels=tuple(expert), shards=job.layout.expert_dp, round_robin=by_turns),
         frozen_numels=tuple(frozen),
-        quantised=tuple(packed([one for one in rank.params if one.param.elements in QUANTISED], graph_of(job))),
+        quantised=tuple(packed(narrow, graph_of(job))) if narrow else (),
     )
 
 
