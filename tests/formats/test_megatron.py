@@ -150,7 +150,9 @@ def test_put_and_drop(arguments, flag, data) -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "gpt2-xl", "qwen2.5-7b"])
 def test_any_model_s_architecture_survives(name: str) -> None:
-    job = read_job({"model": name, "cluster": "8xH100-SXM-80GB", "engine": {"name": "megatron"}})
+    job = read_job(
+        {"model": name, "cluster": "8xH100-SXM-80GB", "engine": {"name": "megatron"}, "data": {"seq_len": 1024}}
+    )
     text = write_job(job, format_named("megatron")).text
     document, _ = document_of(_on(megatron.read(text, "args"), "8xH100-SXM-80GB"))
     back, wanted = decoder_spec(read_job(document).model), decoder_spec(job.model)

@@ -13,6 +13,7 @@ from ullage.errors import InvalidInput
 from ullage.formats import shell_text
 from ullage.formats.known import UNKNOWN, published
 from ullage.formats.megatron_model import model_leaves, read_model
+from ullage.formats.megatron_pipeline import pipeline_leaves, read_pipeline
 from ullage.formats.megatron_recompute import read_recompute, recompute_leaves
 from ullage.formats.reading import Batch, Keys, Reading, lenient_flag, size
 from ullage.formats.tree import Leaves, Path
@@ -189,33 +190,7 @@ def _degrees(keys: Keys) -> None:
         keys.raw(("--cp-comm-type",))
         if keys.tree.leaves.get(("--context-parallel-size",), 1) != 1:
             keys.put("layout.cp_kind", _CP_KINDS[str(kind)], ("--cp-comm-type",))
-    _chunks(keys)
-
-
-def _chunks(keys: Keys) -> None:
-    pp = keys.tree.leaves.get(("--pipeline-model-parallel-size",), 1)
-    layers = keys.tree.leaves.get(("--num-layers",))
-    virtual = keys.take(("--num-virtual-stages-per-pipeline-rank",), size)
-    path: Path = ("--num-virtual-stages-per-pipeline-rank",)
-    per_stage = keys.take(("--num-layers-per-virtual-pipeline-stage",), size)
-    if per_stage is not None and isinstance(layers, int) and isinstance(pp, int):
-        path = ("--num-layers-per-virtual-pipeline-stage",)
-        virtual = max(1, layers // pp // per_stage)
-    if virtual is not None and virtual > 1:
-        keys.put("layout.vpp", virtual, path)
-        keys.put("layout.schedule", "interleaved-1f1b", path)
-    first = keys.take(("--decoder-first-pipeline-num-layers",), fields.integer(0))
-    last = keys.take(("--decoder-last-pipeline-num-layers",), fields.integer(0))
-    if (first is not None or last is not None) and isinstance(layers, int) and isinstance(pp, int) and pp > 1:
-        flag = "--decoder-first-pipeline-num-layers" if first is not None else "--decoder-last-pipeline-num-layers"
-        keys.put("layout.pp_split", _split(layers, pp, first, last), (flag,))
-
-
-def _split(layers: int, pp: int, first: int | None, last: int | None) -> list[int]:
-    fixed = [size for size in (first, last) if size is not None]
-    even = (layers - sum(fixed)) // max(1, pp - len(fixed))
-    middle = [even] * (pp - len(fixed))
-    return [*([first] if first is not None else []), *middle, *([last] if last is not None else [])]
+    read_pipeline(keys)
 
 
 def _precision(keys: Keys) -> None:
@@ -316,7 +291,7 @@ def leaves(job: Job) -> dict[Path, object]:
             found[flag,] = degree
     if ("--num-experts",) in found and layout.tp > 1:
         found["--expert-tensor-parallel-size",] = layout.etp
-    found |= _pipeline_leaves(job)
+    found |= pipeline_leaves(job)
     if layout.sp:
         found["--sequence-parallel",] = True
     if layout.cp > 1 and "cp_comm_type" not in options:
@@ -326,18 +301,6 @@ def leaves(job: Job) -> dict[Path, object]:
     found["--global-batch-size",] = data.micro_batch * data.grad_accum * layout.dp
     found |= _recipe_leaves(job)
     return found | _option_leaves(job)
-
-
-def _pipeline_leaves(job: Job) -> dict[Path, object]:
-    layout = job.layout
-    found: dict[Path, object] = {}
-    if layout.vpp > 1:
-        found["--num-virtual-stages-per-pipeline-rank",] = layout.vpp
-    split = layout.pp_split
-    if split is not None and len(split) == layout.pp > 1 and len(set(split[1:-1])) <= 1:
-        found["--decoder-first-pipeline-num-layers",] = split[0]
-        found["--decoder-last-pipeline-num-layers",] = split[-1]
-    return found
 
 
 def _recipe_leaves(job: Job) -> dict[Path, object]:

@@ -20,13 +20,12 @@ def layout(job: Job, layers: int) -> Layout:
     before = bool(options.get("account_for_embedding_in_pipeline_split"))
     after = bool(options.get("account_for_loss_in_pipeline_split"))
     if before or after:
-        return replace(job.layout, pp_split=_accounted(layers, job.layout, before, after))
+        return replace(job.layout, pp_split=accounted(layers, job.layout.pp * job.layout.vpp, before, after))
     return job.layout
 
 
-def _accounted(layers: int, layout: Layout, before: bool, after: bool) -> tuple[int, ...]:
+def accounted(layers: int, chunks: int, before: bool, after: bool) -> tuple[int, ...]:
     """Even cuts of the layers with embedding and loss counted as one layer each (transformer_block.py get_num_layers_to_build)."""
-    chunks = layout.pp * layout.vpp
     each = (layers + before + after) // chunks
     split = [each] * chunks
     split[0] -= before

@@ -18,7 +18,8 @@ OPTIONS: tuple[Option, ...] = table(
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
                 create_attention_mask_in_dataloader cpu_offloading cpu_offloading_activations cpu_offloading_weights
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
-                moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu""",
+                moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu
+                account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split""",
             TEXT: """
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
@@ -47,7 +48,7 @@ OPTIONS: tuple[Option, ...] = table(
                 mla_down_proj_fusion fused_single_qkv_rope
                 memory_efficient_layer_norm persist_layer_norm
                 reset_attention_mask variable_seq_lengths
-                defer_embedding_wgrad_compute account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+                defer_embedding_wgrad_compute
                 batch_p2p_comm overlap_p2p_comm overlap_p2p_communication overlap_p2p_communication_warmup_flush
                 fp16_lm_cross_entropy reduce_scatter_with_fp32_accumulation
                 ddp_pad_buckets_for_high_nccl_busbw pad_buckets_for_high_nccl_busbw use_custom_fsdp
