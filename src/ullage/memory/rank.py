@@ -108,7 +108,9 @@ def _chunks(graph: Graph, layout: Layout) -> list[Chunk]:
 
 
 def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
-    """Layers of each virtual stage, in model order."""
+    """Layers of each virtual stage, in model order. Where a rank's do not come out even over its chunks its first are the shorter ones, but
+    on the rank with the head alone its last: beside an embedding, a head and a loss there is less to do (so does Megatron count them,
+    --account-for-embedding-in-pipeline-split and its like)."""
     stages = layout.pp * layout.vpp
     split = layout.pp_split
     if split is None:
@@ -120,8 +122,12 @@ def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
     if len(split) == layout.pp:
         found = [0] * stages
         for rank, mine in enumerate(split):
-            for chunk, stage in enumerate(placed(layout, rank)):
-                found[stage] = mine * (chunk + 1) // layout.vpp - mine * chunk // layout.vpp
+            where = placed(layout, rank)
+            sizes = [mine * (chunk + 1) // layout.vpp - mine * chunk // layout.vpp for chunk in range(layout.vpp)]
+            if stages - 1 in where and 0 not in where:
+                sizes.reverse()
+            for stage, size in zip(where, sizes, strict=True):
+                found[stage] = size
         return found
     raise Infeasible(
         "has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries"

@@ -262,7 +262,10 @@ class Space:
         if "layout.pp_split" in self.want.written:
             return [self.want.layout.pp_split]
         even: list[Split] = [None] if base.graph.layers % pp == 0 else []
-        return [*even, best] if pp > 1 and best is not None else even
+        if pp == 1:
+            return even
+        splits = [*even, *([best] if best is not None else []), *_around(base.graph.layers, pp)]
+        return list(dict.fromkeys(splits))
 
     def _data(self, data: Data, dp: int) -> Data | None:
         want = self.want
@@ -322,6 +325,15 @@ def _with_micro_batch(job: Job, micro_batch: int) -> Job:
 @lru_cache(maxsize=4096)
 def _with_sequences(data: Data, micro_batch: int) -> Data:
     return replace(data, micro_batch=micro_batch)
+
+
+def _around(layers: int, pp: int) -> Iterator[Split]:
+    """All ranks alike but the first and the last, which have layers less for their embedding, head and loss, one each at the least, as
+    Megatron and torchtitan count them: interleaved, such a cut waits less than one whose slowest rank is the fastest."""
+    each = -(-(layers + 2) // pp)
+    less = pp * each - layers
+    if pp > 2 and less <= each:
+        yield (each - less // 2, *(each,) * (pp - 2), each - (less + 1) // 2)
 
 
 def _with_split(job: Job, split: Split) -> Job:
