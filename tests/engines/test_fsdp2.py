@@ -356,7 +356,11 @@ def test_fsdp1_on_the_host_has_its_reduced_gradients_until_the_backward_ends() -
     offload = {"params": "cpu", "optimizer": "cpu"}
     job = {"model": "llama-2-7b", "cluster": "4xA100-SXM-40GB", "offload": offload, "recompute": "full"}
     first, second = (
-        ullage.estimate(ullage.read_job({**job, "engine": {"name": name}, "data": {"seq_len": 2048}}))
+        ullage.estimate(
+            ullage.read_job(
+                {**job, "engine": {"name": name, "options": {"reduce_dtype": "fp32"}}, "data": {"seq_len": 2048}}
+            )
+        )
         for name in ("fsdp1", "fsdp2")
     )
     for found in (first, second):

@@ -108,9 +108,7 @@ def _chunks(graph: Graph, layout: Layout) -> list[Chunk]:
 
 
 def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
-    """Layers of each virtual stage, in model order. Where a rank's do not come out even over its chunks its first are the shorter ones, but
-    on the rank with the head alone its last: beside an embedding, a head and a loss there is less to do (so does Megatron count them,
-    --account-for-embedding-in-pipeline-split and its like)."""
+    """Layers of each virtual stage, in model order."""
     stages = layout.pp * layout.vpp
     split = layout.pp_split
     if split is None:
@@ -123,15 +121,24 @@ def layers_per_chunk(layers: int, layout: Layout) -> list[int]:
         found = [0] * stages
         for rank, mine in enumerate(split):
             where = placed(layout, rank)
-            sizes = [mine * (chunk + 1) // layout.vpp - mine * chunk // layout.vpp for chunk in range(layout.vpp)]
-            if stages - 1 in where and 0 not in where:
-                sizes.reverse()
+            sizes = _over_chunks(mine, layout.vpp, first=0 in where, last=stages - 1 in where)
             for stage, size in zip(where, sizes, strict=True):
                 found[stage] = size
         return found
     raise Infeasible(
         "has the wrong length", key="layout.pp_split", value=list(split), allowed=f"{layout.pp} or {stages} entries"
     )
+
+
+def _over_chunks(layers: int, chunks: int, *, first: bool, last: bool) -> list[int]:
+    """A rank's layers over its chunks. What is missing of even chunks is missing beside the embedding, or the head and the loss, where the
+    rank has one of them: so do Megatron's --account-for-embedding-in-pipeline-split and published layouts have it."""
+    each = -(-layers // chunks)
+    if first != last and each * (chunks - 1) <= layers:
+        short = [layers - each * (chunks - 1)]
+        whole = [each] * (chunks - 1)
+        return [*short, *whole] if first else [*whole, *short]
+    return [layers * (chunk + 1) // chunks - layers * chunk // chunks for chunk in range(chunks)]
 
 
 def _slice(runs: ListLike[Run], start: int, stop: int) -> list[Run]:
