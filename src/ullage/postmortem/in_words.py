@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ullage.frozen import frozen
+from ullage.job.adapted import QUANTISED
 from ullage.job.job import Job
 from ullage.postmortem.causes import Cause, Kind
 from ullage.postmortem.messages import Numbers
@@ -31,7 +32,8 @@ _OF: dict[Kind, tuple[tuple[str, ...], ...]] = {
             "each holds less",
             "cluster",
         ),
-        ("LoRA, or QLoRA, in place of training all parameters", "gradients and optimizer states are of the adapters alone", "lora"),
+        ("LoRA in place of training all parameters", "gradients and optimizer states are of the adapters alone", "lora"),
+        ("QLoRA: adapters beside a base in 4 bits", "half a byte for each weight in place of 2", "lora.base"),
         ("a smaller model", "Adam in mixed precision takes 16 bytes for each parameter"),
         ("optimizer: adamw-8bit", "2 bytes of states for each parameter in place of 8", "optimizer"),
     ),
@@ -118,6 +120,7 @@ _UNSEEN = InWords(
 
 _HAS: Mapping[str, Callable[[Job], bool]] = {
     "lora": lambda job: job.lora is not None,
+    "lora.base": lambda job: job.lora is not None and job.lora.base in QUANTISED,
     "optimizer": lambda job: job.optimizer.state == "8bit",
     "engine.zero_stage": lambda job: job.engine.zero_stage == 3,
     "loss": lambda job: job.loss.kind in ("chunked", "fused-linear"),
