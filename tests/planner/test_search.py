@@ -64,6 +64,17 @@ SPACES = {
         },
         ("megatron",),
     ),
+    "llama, activations on the host": (
+        {
+            "model": {"base": "llama-3.1-8b", "num_hidden_layers": 8},
+            "cluster": "8xA100-SXM-40GB",
+            "data": {"seq_len": 8192, "global_batch": 16},
+            "layout": {"cp": 1, "tp": 1, "pp": 1},
+            "offload": {"activations": "cpu"},
+            "engine": {"name": "megatron", "options": {"cpu_offloading_num_layers": 6}},
+        },
+        ("megatron",),
+    ),
     "mixtral": (
         MIXTRAL | {"layout": {"cp": 1, "tp": 2, "sp": True, "etp": 1, "pp": 4}, "recompute": "full"},
         ("megatron",),

@@ -108,6 +108,11 @@ def _where(job: Job, key: str) -> str:
 _BESIDE_A_BASE = ("lora.dora", "lora.modules_to_save")
 
 
+def offloads_activations(job: Job) -> bool:
+    """Whether the host takes some of what a forward leaves."""
+    return job.offload.activations != "none" or any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
+
+
 def _offload(part: str) -> Callable[[Job], object]:
     def value(job: Job) -> object:
         place = getattr(job.offload, part)

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from ullage.engines.base import context_of
+from ullage.engines.reach import offloads_activations
 from ullage.frozen import replace
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Recompute
@@ -320,7 +321,10 @@ class GridCosts:
         return max(0, first + each * (micro_batch - 1))
 
     def kept(self, kind: int, recompute: Recompute) -> tuple[int, int]:
-        """The same of one sequence, and what each sequence more adds."""
+        """The same of one sequence, and what each sequence more adds. Of layers whose activations go to the host, nothing is sure to be on
+        the device."""
+        if self.is_layer[kind] and offloads_activations(self.job):
+            return 0, 0
         known = self._known[kind]
         if known is not None:
             return known.kept(kind, recompute)

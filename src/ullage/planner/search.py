@@ -414,15 +414,21 @@ class Search:
             return
         at = high - 1 if high == len(kinds) else (low + high) // 2
         job = replace(strategy.job, recompute=kinds[at])
-        if not self._exact.too_large(strategy, job) and (
-            not exact or estimate(job, strategy.base.graph_for(job)).verdict in self.want.verdicts
-        ):
+        if self._has_room(strategy, job, exact=exact):
             high = at
         else:
             self.counts.infeasible += at + 1 - low
             low = at + 1
         if low < len(kinds):
             self._push(self._bound(strategy, low), partial(self._recomputed_more, strategy, low, high, exact))
+
+    def _has_room(self, strategy: Strategy, job: Job, *, exact: bool) -> bool:
+        try:
+            if self._exact.too_large(strategy, job):
+                return False
+            return not exact or estimate(job, strategy.base.graph_for(job)).verdict in self.want.verdicts
+        except (Unsupported, Infeasible):  # what it recomputes does not go with the rest of the job
+            return False
 
     def _refuse(self, job: Job, error: UllageError | Callable[[], UllageError], strategies: int) -> None:
         if job.engine.name not in self.reasons:
