@@ -119,6 +119,14 @@ def test_attention_of_a_busy_b200(seq: int, kept: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("backward", "short", "told"), [(False, True, "measured"), (True, False, "default"), (False, False, "default")]
+)
+def test_what_a_busy_b200_keeps_of_other_kernels_was_not_measured(backward: bool, short: bool, told: str) -> None:
+    found = attention_efficiency(device("B200-SXM-180GB"), "cudnn", "bf16", 128, 8192, True, backward, 64, short=short)
+    assert found.provenance == told
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "of"),
     [
         ("A100-SXM-80GB", "pointwise", "llm.c"), ("A100-SXM-80GB", "cross_entropy", "a100_pcie.json"),

@@ -86,8 +86,9 @@ def _kernel(device: Device, impl: str, causal: bool, backward: bool, short: bool
                 exact = candidate == wanted and measured == name
                 count = sms.get(device.name, table("matmul")["sms"]["any"])
                 architecture = catalogued(measured).architecture
-                if not short:
-                    rows = tuple(_as_kept(row, device, candidate) for row in rows)
+                if not short and device.name in data["sustained"]["kept"] and candidate in data["sustained"]["impls"]:
+                    rows = tuple(_as_kept(row, device) for row in rows)
+                    provenance = provenance if (candidate, backward) == ("flash-4", False) else "default"
                 return _Kernel(impl=candidate, rows=rows, exact=exact, sms=count, architecture=architecture), provenance
     raise AssertionError(f"no row stands for {impl}, causal={causal}, backward={backward}")
 
@@ -102,12 +103,10 @@ def _rows(name: str, impl: str, causal: bool, backward: bool) -> tuple[_Row, ...
     return tuple(sorted(found, key=lambda row: row.head_dim))
 
 
-def _as_kept(row: _Row, device: Device, impl: str) -> _Row:
-    """What a busy chip keeps of rates that were measured one kernel at a time, at boost clock."""
+def _as_kept(row: _Row, device: Device) -> _Row:
+    """What a busy chip keeps of rates that were measured one kernel at a time, at boost clock. Measured of FlashAttention-4's forward."""
     sustained = table("attention")["sustained"]
-    kept = sustained["kept"].get(device.name)
-    if kept is None or impl not in sustained["impls"]:
-        return row
+    kept = sustained["kept"][device.name]
     shares = tuple(
         share * (kept if seq <= sustained["until"] else 1.0) for seq, share in zip(row.seq, row.shares, strict=True)
     )
