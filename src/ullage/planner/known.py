@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from ullage.engines.estimate import Estimate, estimate
+from ullage.errors import Infeasible, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Engine, Job
 from ullage.planner.balance import Balance, alike
@@ -61,12 +63,29 @@ class ExactRoom:
     one, they have none for under another."""
 
     def __init__(self, *, tight: bool = False) -> None:
+        """tight: whether what may fit has room."""
         self._tight = tight
         self._needed_bytes: dict[Job, int] = {}  # of jobs whatever their loss
 
     def is_known(self, strategy: Strategy, job: Job) -> bool:
         """Whether it is too large for a rank that does not know of its loss."""
         return _whatever_loss(strategy, job) in self._needed_bytes
+
+    def fits(self, answer: Estimate) -> bool:
+        return answer.verdict == "fits" or (self._tight and answer.verdict == "tight")
+
+    def needed_bytes(self, answer: Estimate) -> int:
+        """The end of its interval that decides."""
+        return answer.peak.low_bytes if self._tight else answer.peak.high_bytes
+
+    def has_room(self, strategy: Strategy, job: Job, *, simulated: bool) -> bool:
+        """simulated: with the allocator, which costs more than to time one that does not fit after all."""
+        try:
+            if self.too_large(strategy, job):
+                return False
+            return not simulated or self.fits(estimate(job, strategy.base.graph_for(job)))
+        except (Unsupported, Infeasible):  # what it recomputes does not go with the rest of the job
+            return False
 
     def too_large(self, strategy: Strategy, job: Job) -> int:
         """The estimate, high (of tight strategies low), of a rank whose allocated bytes are too many, before the allocator is simulated; 0

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from operator import itemgetter
 
-from ullage.engines.estimate import Estimate, estimate
+from ullage.engines.estimate import estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Engine, Job, Recompute
@@ -382,18 +382,14 @@ class Search:
             self.counts.evaluated -= 1
             self._refuse(job, error, 1 if self.exhaustive else len(strategy.family.kinds) - timed.at)
             return None
-        if answer is not None and answer.verdict in self.want.verdicts:
+        if answer is not None and self._exact.fits(answer):
             return Found(job=job, time=timed.time, estimate=answer, value=value)
         if self.missed is None:
-            self.missed = Missed(
-                job=job, value=value, needed_bytes=self._needed_bytes(answer) if answer is not None else too_large
-            )
+            needed_bytes = self._exact.needed_bytes(answer) if answer is not None else too_large
+            self.missed = Missed(job=job, value=value, needed_bytes=needed_bytes)
         self.counts.evaluated -= 1
         self._left_out(strategy, timed.at, exact=answer is not None)
         return None
-
-    def _needed_bytes(self, answer: Estimate) -> int:
-        return answer.peak.low_bytes if self.want.tight else answer.peak.high_bytes
 
     def _left_out(self, strategy: Strategy, at: int, *, exact: bool) -> None:
         """A strategy that does not fit: what recomputes more than it may. exact: by its estimate."""
@@ -414,21 +410,13 @@ class Search:
             return
         at = high - 1 if high == len(kinds) else (low + high) // 2
         job = replace(strategy.job, recompute=kinds[at])
-        if self._has_room(strategy, job, exact=exact):
+        if self._exact.has_room(strategy, job, simulated=exact):
             high = at
         else:
             self.counts.infeasible += at + 1 - low
             low = at + 1
         if low < len(kinds):
             self._push(self._bound(strategy, low), partial(self._recomputed_more, strategy, low, high, exact))
-
-    def _has_room(self, strategy: Strategy, job: Job, *, exact: bool) -> bool:
-        try:
-            if self._exact.too_large(strategy, job):
-                return False
-            return not exact or estimate(job, strategy.base.graph_for(job)).verdict in self.want.verdicts
-        except (Unsupported, Infeasible):  # what it recomputes does not go with the rest of the job
-            return False
 
     def _refuse(self, job: Job, error: UllageError | Callable[[], UllageError], strategies: int) -> None:
         if job.engine.name not in self.reasons:

@@ -57,10 +57,6 @@ class Wanted:
     smallest: bool = False
     tight: bool = False
 
-    @property
-    def verdicts(self) -> tuple[str, ...]:
-        return ("fits", "tight") if self.tight else ("fits",)
-
     def fixed(self, name: str) -> object:
         """The value of ``layout.name`` where it is set."""
         return getattr(self.layout, name) if f"layout.{name}" in self.written else None
