@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from ullage.frozen import frozen
@@ -12,11 +13,13 @@ _EMPTY_CACHE = (
     "torch.cuda.empty_cache()",
     "torch gives back its whole cache and tries again before it raises (CUDACachingAllocator.cpp, release_cached_blocks)",
 )
-_BY_KIND = {
-    "states": (("a smaller micro-batch or shorter sequences", "states do not depend on them"),),
+_LESS_WORK = ("data.micro_batch", "data.seq_len")
+# What, why, and the keys that say the same.
+_BY_KIND: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "states": (("a smaller micro-batch or shorter sequences", "states do not depend on them", *_LESS_WORK),),
     "replica-not-shard": (
         ("more data-parallel GPUs", "each of them holds the same copy"),
-        ("a smaller micro-batch", "the copy does not depend on it"),
+        ("a smaller micro-batch", "the copy does not depend on it", *_LESS_WORK),
     ),
     "logits": (
         ("activation checkpointing", "the logits lie outside of the layers that it recomputes"),
@@ -33,9 +36,9 @@ _BY_KIND = {
     "unsynced-accumulation": (
         ("more and smaller micro-batches", "what waits to be reduced has the size of all gradients"),
     ),
-    "clipping": (("a smaller micro-batch", "activations are gone when gradients are clipped"),),
+    "clipping": (("a smaller micro-batch", "activations are gone when gradients are clipped", *_LESS_WORK),),
     "evaluation": (("a smaller training micro-batch", "evaluation has a batch size of its own"),),
-    "leak": (("a smaller micro-batch or a larger card", "what is kept fills it later"),),
+    "leak": (("a smaller micro-batch or a larger card", "what is kept fills it later", *_LESS_WORK),),
     "foreign-process": (("a smaller job", "what another process holds is not this one's to free"),),
     "attention-scores": (
         (
@@ -43,10 +46,10 @@ _BY_KIND = {
             "it makes the scores of one layer again, and one layer's are what did not fit",
         ),
     ),
-    "optimizer-step": (("a smaller micro-batch", "activations are gone when the optimizer steps"),),
-    "save": (("a smaller micro-batch", "activations are gone when a checkpoint is written"),),
-    "load": (("a smaller micro-batch", "nothing has run yet when weights are loaded"),),
-    "host-memory": (("a smaller micro-batch or a larger card", "it was the host's memory that ran out"),),
+    "optimizer-step": (("a smaller micro-batch", "activations are gone when the optimizer steps", *_LESS_WORK),),
+    "save": (("a smaller micro-batch", "activations are gone when a checkpoint is written", *_LESS_WORK),),
+    "load": (("a smaller micro-batch", "nothing has run yet when weights are loaded", *_LESS_WORK),),
+    "host-memory": (("a smaller micro-batch or a larger card", "it was the host's memory that ran out", *_LESS_WORK),),
     "config": (("a larger card", "what was asked for is no need of the job"),),
 }
 
@@ -55,9 +58,6 @@ _BY_KIND = {
 class Useless:
     what: str
     why: str
-
-
-_LESS_WORK = frozenset({"data.micro_batch", "data.seq_len"})
 
 
 def useless(
@@ -69,9 +69,5 @@ def useless(
     """
     found = [_EMPTY_CACHE] if evidence.recognised in ("cuda-oom", "hip-oom") else []
     if causes and causes[0].certainty != "possible":
-        found += [
-            (what, why)
-            for what, why in _BY_KIND.get(causes[0].kind, ())
-            if not (helping & _LESS_WORK and what.startswith("a smaller micro-batch"))
-        ]
+        found += [(what, why) for what, why, *keys in _BY_KIND.get(causes[0].kind, ()) if helping.isdisjoint(keys)]
     return tuple(Useless(what=what, why=why) for what, why in found)
