@@ -117,7 +117,9 @@ KEYS = st.sampled_from([
 @given(KEYS, VALUES)
 @settings(max_examples=300)
 def test_any_value_of_any_key_is_read_or_refused(key: str, value: object):
-    read_or_none({"model": MODEL, "cluster": "8xH100-SXM-80GB", key: value})
+    job = read_or_none({"model": MODEL, "cluster": "8xH100-SXM-80GB", key: value})
+    if job is not None:
+        assert replace(read_job(job_to_dict(job)), defaults=()) == replace(job, defaults=())
 
 
 @given(st.text(max_size=60))
