@@ -101,3 +101,19 @@ def test_experts_are_sharded_over_what_expert_parallelism_leaves() -> None:
     _, found = sent(model="mixtral-8x7b", layout={"dp": 8, "ep": 4}, stack="torchtitan", engine={"name": "fsdp2"})
     groups = {one.exchange.axis: one.group.ranks for one in found if one.what == "gradients"}
     assert groups == {"shard": 8, "expert_shard": 2}
+
+
+@pytest.mark.parametrize(("tp", "masked"), [(2, True), (2, False), (1, True)])
+def test_one_rank_reads_a_batch_and_the_others_wait_for_it(tp: int, masked: bool) -> None:
+    """Megatron-LM megatron/training/utils.py, get_batch_on_this_tp_rank: ids, labels and positions of 8 bytes a token, the labels' mask of
+    4, and the mask of attention, a byte for each pair, unless told to make none."""
+    options = {} if masked else {"create_attention_mask_in_dataloader": False}
+    engine = MEGATRON["engine"] | {"options": options}
+    _, found = sent(stack="megatron", engine=engine, layout={"tp": tp})
+    of_each_micro_batch = ((one.exchange, one.count // 4) for one in found)
+    read = sorted(
+        one.payload_bytes for one, count in of_each_micro_batch if one.kind == "broadcast" for _ in range(count)
+    )
+    tokens = 2048
+    mask = [tokens * tokens] if masked else []
+    assert read == ([] if tp == 1 else [4 * tokens, 8 * tokens, 8 * tokens, 8 * tokens, *mask])

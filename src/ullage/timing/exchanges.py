@@ -15,6 +15,7 @@ from ullage.kernels.step import Context
 from ullage.kernels.torchtitan_attention import ring_heads
 from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Op, Tensor
 from ullage.timing.dispatch import gathers_maps, sends_once
+from ullage.timing.vintage import of_2021, of_2022
 from ullage.timing.work import Exchange, OpWork, Pass
 
 
@@ -233,6 +234,19 @@ def scan_parallel(op: Op, context: Context) -> OpWork:
     return OpWork(name=f"{op.name} exchange", module=op.module, forward=both, backward=both)
 
 
+def batch(context: Context, *, labels: bool) -> tuple[Exchange, ...]:
+    """What the first rank of a tensor-parallel group has read, for the others: ids, positions and a mask before the first layer, labels and
+    whether each counts before the loss (Megatron-LM megatron/training/utils.py, get_batch_on_this_tp_rank), of the whole sequence."""
+    options = context.options
+    if context.tp == 1 or context.stack != "megatron" or of_2021(options) or of_2022(options):
+        return ()
+    tokens = context.numel((BATCH, SEQ)) * context.cp
+    sizes = [8 * tokens, 4 * tokens if labels else 8 * tokens]
+    if not labels and context.option("create_attention_mask_in_dataloader", True):
+        sizes.append(context.numel((BATCH, SEQ, SEQ)) * context.cp**2)
+    return tuple(Exchange(kind="broadcast", axis="tp", payload_bytes=size) for size in sizes)
+
+
 def vocabulary_parallel(op: Op, context: Context) -> OpWork:
     """Each rank looks up its part of the vocabulary; the results are added up (Megatron-Core VocabParallelEmbedding), in transformers on
     every rank before it takes its tokens (trace/sequence.py)."""
@@ -243,7 +257,7 @@ def vocabulary_parallel(op: Op, context: Context) -> OpWork:
     return OpWork(
         name=f"{op.name} exchange",
         module=op.module,
-        forward=Pass(exchanges=(sent,)),
+        forward=Pass(exchanges=(*batch(context, labels=False), sent)),
         backward=Pass(exchanges=returned),
     )
 
@@ -258,5 +272,6 @@ def gathered_logits(op: Op, context: Context) -> OpWork:
 def split_loss(op: Op, context: Context) -> OpWork:
     """Row maxima, the target's logit and row sums, one fp32 a token each (Megatron-Core tensor_parallel/cross_entropy.py)."""
     row = context.buffer("row", (BATCH, SEQ), "fp32").bytes
-    sent = tuple(Exchange(kind="all_reduce", axis="tp", payload_bytes=row) for _ in range(3))
+    agreed = tuple(Exchange(kind="all_reduce", axis="tp", payload_bytes=row) for _ in range(3))
+    sent = (*batch(context, labels=True), *agreed)
     return OpWork(name=f"{op.name} exchange", module=op.module, forward=Pass(exchanges=sent), backward=Pass())

@@ -75,6 +75,21 @@ def issuing(context: Context, device: Device) -> Issuing | None:
     return Issuing(linear_s=both, module_s=module_s, torch_s=torch_s, expert_s=None if sequential else torch_s)
 
 
+_AFTER_LOSS = Calls(torch=8, functions=2)
+"""Between the wait for a micro-batch's loss and the backward's first matmul: whether it is infinite (2), its division by tokens and
+micro-batches (3), their gradients and the loss mask's (3); the cross entropy and the head's linear (Megatron-LM@d98e8a64 pretrain_gpt.py,
+loss_func; megatron/core/pipeline_parallel/schedules.py, forward_step_calc_loss)."""
+
+
+def after_loss_s(context: Context, device: Device) -> float:
+    """What a device is idle for after a micro-batch's loss, which its host waits for to see whether it is a number, unless told not to."""
+    host = issuing(context, device)
+    looks = context.option("check_for_nan_in_loss_and_grad", True)
+    if host is None or not looks or of_2021(context.options) or of_2022(context.options):
+        return 0.0
+    return _AFTER_LOSS.torch * host.torch_s + _AFTER_LOSS.functions * host.module_s
+
+
 def forward_s(pieces: Iterable[tuple[bool, float, float, int]]) -> float:
     """What a forward takes no less than. pieces: of equal blocks in order, whether the host waits for the device in each, seconds of the
     device and of the host for one, and how many. From one wait to the next the longer of both counts: nothing is issued ahead of a wait."""

@@ -112,13 +112,14 @@ class PassTime:
     last_backward_s: float
     weights_s: float = 0.0
 
-    def at_least(self, forward_s: float, backward_s: float) -> PassTime:
+    def at_least(self, forward_s: float, backward_s: float, after_loss_s: float) -> PassTime:
+        """after_loss_s: from a forward's end to its backward's first kernel."""
         return replace(
             self,
             first_forward_s=max(self.first_forward_s, forward_s),
             forward_s=max(self.forward_s, forward_s),
-            backward_s=max(self.backward_s, backward_s),
-            last_backward_s=max(self.last_backward_s, backward_s),
+            backward_s=max(self.backward_s + after_loss_s, backward_s),
+            last_backward_s=max(self.last_backward_s + after_loss_s, backward_s),
         )
 
     def step_s(self, micro_batches: int) -> float:
@@ -260,13 +261,15 @@ class Stage:
         copied = offload.gradients_s(self.job, stepped(self.job, self.trained))
         return max(0.0, copied - backward_s) if offload.is_beside(self.job) else copied
 
-    def _issued_s(self, at: int) -> tuple[float, float]:
-        """The host's seconds for a forward and a backward."""
+    def _issued_s(self, at: int) -> tuple[float, float, float]:
+        """The host's seconds for a forward and a backward, and for the first of a backward that waits for its loss."""
         found = self.runs[at]
         pieces = (
             (waits(block, self.context), time.forward.total_s, time.issued[0], count) for block, time, count in found
         )
-        return issued.forward_s(pieces), sum(time.issued[1] * count for _, time, count in found)
+        forward_s, backward_s = issued.forward_s(pieces), sum(time.issued[1] * count for _, time, count in found)
+        ends = found[-1][0].role in ("head", "loss")
+        return forward_s, backward_s, issued.after_loss_s(self.context, self.job.cluster.device) if ends else 0.0
 
     def _parts(self, at: int) -> Parts:
         """Of all micro-batches."""
