@@ -62,6 +62,25 @@ def test_which_rank_was_measured(tmp_path: Path) -> None:
     assert all(row.error_ratio == pytest.approx(row.predicted / GIB - 1) for row in rows.values())
 
 
+@pytest.mark.parametrize(
+    ("version", "kind"), [("2024-05-09", "reserved"), ("2024-09-24", "allocated"), (None, "allocated")]
+)
+def test_torchtune_tells_active_bytes(tmp_path: Path, version: str | None, kind: str) -> None:
+    """pytorch/torchtune@30b8519e8 README.md: 8B with LoRA on an A6000, 2 packed sequences of 2,048, compiled: 30.3 GiB."""
+    job = {
+        "model": "llama-3.1-8b", "cluster": "1xRTX-A6000-48GB", "stack": "torchtune", "stack_version": version,
+        "data": {"seq_len": 2048, "micro_batch": 2},
+        "engine": {"name": "single", "options": {"attention_backend": "flex", "compile_loss": True}},
+        "precision": "bf16", "optimizer": {"name": "adamw", "impl": "fused", "state": "bf16"}, "loss": {"kind": "chunked", "chunks": 8},
+        "compile": True, "lora": {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]}, "grad_clip": False,
+    }  # fmt: skip
+    measured = {"unspecified_gib": 30.3, "allocated_gib": 30.3, "reserved_gib": 30.3}
+    file = write(tmp_path / "a.json", record("a", measured) | {"job": job})
+    rows = {row.quantity: row for row in ullage.validate([file]).rows}
+    assert rows["unspecified"].predicted == rows[kind].predicted
+    assert rows["allocated"].predicted == pytest.approx(30.3 * GIB, rel=0.01)
+
+
 def test_each_quantity_has_an_interval_around_it(tmp_path: Path) -> None:
     estimate = ullage.estimate(ullage.read_job(JOB))
     peak = estimate.peak

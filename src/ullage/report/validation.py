@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ullage.validation.summary import Summary
 
 MOST_IDS = 3
-UNSPECIFIED = "unspecified: the source does not say which memory; held against the reserved figure"
+UNSPECIFIED = (
+    "unspecified: the source does not say which memory; held against the reserved figure, torchtune's since 2024-09-24 against the "
+    "allocated one, which its tools print"
+)
 
 
 def validation_report(found: Validation, *, verbose: bool = False) -> Iterator[RenderableType]:
