@@ -165,3 +165,34 @@ def test_fsdp1_flattens_one_type_alone() -> None:
                 lora={"rank": 8, "targets": QUERY_VALUE},
             )
         assert raised.value.key == "lora"
+
+
+@pytest.mark.parametrize(
+    ("stack", "model"),
+    [
+        ("litgpt", "gpt2"),
+        ("litgpt", "opt-1.3b"),
+        ("litgpt", "bloom-560m"),
+        ("litgpt", "llama-4-scout-17b-16e"),
+        ("torchtune", "llama-4-scout-17b-16e"),
+        ("torchtune", "stablelm-3b"),
+        ("unsloth", "olmo-2-7b"),
+    ],
+)
+def test_a_stack_that_has_no_such_model_says_so(stack: str, model: str) -> None:
+    job = {"model": model, "cluster": "1xA100-SXM-80GB", "data": {"seq_len": 512}, "engine": {"name": "single"}}
+    adapted = {"lora": {"rank": 8, "targets": "all-linear"}} if stack == "unsloth" else {}
+    with pytest.raises(Unsupported, match=rf"stack = {stack}: has no model of type .*use stack transformers"):
+        ullage.estimate(read_job({**job, **adapted, "stack": stack, "precision": "bf16"}))
+
+
+def test_parameters_of_other_names_are_not_frozen_by_transformers_s() -> None:
+    job = {
+        "model": "tinyllama-1.1b",
+        "cluster": "1xA100-SXM-80GB",
+        "data": {"seq_len": 512},
+        "engine": {"name": "single"},
+    }
+    lora = {"rank": 8, "targets": ["q_proj", "v_proj"]}
+    with pytest.raises(Unsupported, match=r"freeze = \*norm\*: is not modelled in stack litgpt"):
+        ullage.estimate(read_job({**job, "stack": "litgpt", "lora": lora, "freeze": ["*norm*"]}))

@@ -37,6 +37,17 @@ def test_a_layer_keeps_what_its_functions_need() -> None:
     assert keeps() == pytest.approx(expected, rel=0.001)
 
 
+def test_norms_of_queries_and_keys_keep_the_projections() -> None:
+    """unsloth models/qwen3.py, Qwen3Attention_fast_forward: one call makes q, k and v, then the norms read q and k, with a number for each
+    head of each token."""
+    hidden, heads, kv_heads, ratio = 4096, 32, 8, 12288 / 4096
+    groups = kv_heads / heads
+    stream = 2 * TOKENS * hidden
+    expected = stream * (6 + 2 * groups + 2 * ratio) + 4 * TOKENS * heads + 2 * 4 * TOKENS
+    expected += stream * (1 + groups) + 4 * TOKENS * (heads + kv_heads)
+    assert keeps(model="qwen3-8b") == pytest.approx(expected, rel=0.001)
+
+
 def test_dropout_falls_back_to_peft() -> None:
     """models/llama.py, patch_peft_model: fast functions know no dropout."""
     assert keeps(lora={**EVERY, "dropout": 0.1}) > 1.5 * keeps()

@@ -130,6 +130,13 @@ def trained(graph: Graph, job: Job) -> Graph:
     and what it freezes; in other stacks no account reads either."""
     if job.stack not in STACKS or (job.lora is None and not job.freeze):
         return graph
+    if job.freeze and job.stack not in OF_TRANSFORMERS:
+        raise Unsupported(
+            f"is not modelled in stack {job.stack}, whose parameters have other names",
+            key="freeze",
+            value=", ".join(job.freeze),
+            remedy="use stack transformers",
+        )
     if job.lora is not None and job.lora.base in QUANTISED:
         _refuse_base(graph, job, job.lora.base)
     if job.lora is not None:

@@ -21,14 +21,23 @@ from ullage.kernels import (
 )
 from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value
-from ullage.kernels.lowering import kernel_of
+from ullage.kernels.lowering import kernel_of, refuse_family
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.model.graph import SEQ, Block, Op
 
 Emit = Callable[[Tape, Op], object]
 
+FAMILIES = frozenset(
+    {
+        "falcon", "gemma", "gemma2", "gemma3_text", "gpt", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi", "phi3",
+        "qwen2", "qwen3", "qwen3_moe", "stablelm",
+    }
+)  # fmt: skip
+"""What its one class is configured as (litgpt/config.py); models with a table of positions, ALiBi or latent attention are not."""
+
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    refuse_family(block, context, FAMILIES)
     tape = Tape(context, block)
     for ops in grouped(block):
         first = ops[0]

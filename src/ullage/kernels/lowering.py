@@ -25,6 +25,18 @@ def of_loss(op: Op) -> bool:
     return op.kind == "loss" or op.name.endswith("lm_head")
 
 
+def refuse_family(block: Block, context: Context, families: frozenset[str]) -> None:
+    """Raises Unsupported for a family of which a stack has no model. families: those that it has."""
+    if block.family and block.family not in families:
+        raise Unsupported(
+            f"has no model of type {block.family} that is known here",
+            key="stack",
+            value=context.stack,
+            allowed=", ".join(sorted(families)),
+            remedy="use stack transformers",
+        )
+
+
 def kernel_of(kernels: Mapping[str, _Kernel], op: Op, context: Context) -> _Kernel:
     """A stack's kernel for an op. Unsupported where it has none."""
     kernel = kernels.get(op.kind)

@@ -20,7 +20,7 @@ from ullage.kernels import (
     transformers_mlp,
 )
 from ullage.kernels.eager import Tape, Value
-from ullage.kernels.lowering import kernel_of
+from ullage.kernels.lowering import kernel_of, refuse_family
 from ullage.kernels.step import Buffer, Context, Segment, Step
 from ullage.kernels.transformers_quantised import is_quantised
 from ullage.model.graph import Block, Op
@@ -28,7 +28,12 @@ from ullage.model.graph import Block, Op
 Emit = Callable[[Tape, Op], object]
 
 
+FAMILIES = frozenset({"gemma", "gemma2", "gpt", "llama", "mistral", "phi3", "qwen2", "qwen3"})
+"""Models that it has a builder for (torchtune/models); Llama 4's, with its norms without a weight, is not modelled."""
+
+
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
+    refuse_family(block, context, FAMILIES)
     if context.autocast:
         raise Unsupported(
             "torchtune trains in one type", key="precision", value="mixed with autocast", remedy="use bf16 or fp32"

@@ -57,7 +57,7 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
     waiting: list[Op] = []
     group, write = code.joins or joins, code.together or together
     heads = {op.outputs[0].name: op for op in block.ops if transformers_cut_loss.is_cut(tape, op)}
-    for op in _called(block):
+    for op in _called(block, group):
         if waiting and group(op) != group(waiting[0]):
             write(tape, tuple(waiting))
             waiting = []
@@ -92,10 +92,14 @@ def together(tape: Tape, ops: tuple[Op, ...]) -> None:
         transformers_linear.fused(tape, ops)
 
 
-def _called(block: Block) -> Iterator[Op]:
-    """The order of the layer code: a norm of q or k is called on the projection at once (models/qwen3/modeling_qwen3.py)."""
+def _called(block: Block, group: Callable[[Op], str]) -> Iterator[Op]:
+    """The order of the layer code: a norm of q or k is called on the projection at once (models/qwen3/modeling_qwen3.py), but where one
+    call makes q, k and v (unsloth models/qwen3.py, apply_qkv)."""
+    alone = {out.name for op in block.ops if not group(op) for out in op.outputs}
     norms = {
-        op.inputs[0]: op for op in block.ops if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None
+        op.inputs[0]: op
+        for op in block.ops
+        if op.module == "qk_layernorm" and op.attrs.get("per_head") is not None and op.inputs[0] in alone
     }
     for op in transformers_moe.called(block.family, block.ops):
         if op in norms.values():

@@ -14,6 +14,7 @@ from ullage.kernels import fused, transformers, transformers_norm, unsloth_loss
 from ullage.kernels import transformers_adapters as adapters
 from ullage.kernels import transformers_quantised as quantised
 from ullage.kernels.eager import Tape, Value
+from ullage.kernels.lowering import refuse_family
 from ullage.kernels.step import Buffer, Context, Segment, Step, WeightGrad
 from ullage.model.graph import Block, Op
 
@@ -28,14 +29,7 @@ _GROUPS = {"qkv": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"
 
 def lower(block: Block, context: Context) -> tuple[Step, ...]:
     """The steps of a block: the fast functions where every linear of one has an adapter without dropout and no bias, else PEFT's."""
-    if block.family not in PATCHED:
-        raise Unsupported(
-            f"has no fast path for {block.family} here",
-            key="stack",
-            value="unsloth",
-            allowed=", ".join(sorted(PATCHED)),
-            remedy="use stack transformers",
-        )
+    refuse_family(block, context, PATCHED)
     if context.tp > 1:
         raise Unsupported("is not modelled under tensor parallelism", key="stack", value="unsloth")
     named = {op.name: op for op in block.ops}
