@@ -126,6 +126,12 @@ def test_every_goal_is_bounded_as_it_is_exactly(name: str) -> None:
     assert values[0] == values[1]
 
 
+def test_an_engine_that_divides_no_optimizer_leaves_none_on_the_host() -> None:
+    doc = GPT2 | {"layout": {"cp": 1, "tp": 1}, "offload": {"optimizer": "cpu"}}
+    (best,) = searched(doc, ("ddp", "deepspeed"), exhaustive=False).found
+    assert best.job.engine.name == "deepspeed"
+
+
 def test_a_plan_beside_adapters_is_what_its_job_takes_by_itself() -> None:
     """Recomputation, which is free in a search, asks for gradients of the embedding's output (transformers' enable_input_require_grads)."""
     doc = LLAMA | {"layout": {"dp": 8}, "lora": {"rank": 16}, "recompute": "full"}

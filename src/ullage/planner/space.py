@@ -87,7 +87,10 @@ class Space:
     def grids(self, base: Base) -> Iterator[list[Job]]:
         """Degrees that divide blocks, with each loss. Of what is still open each has the least, so that a goal makes the least of it."""
         want, gpus = self.want, base.job.cluster.gpus
-        engine = replace(base.job.engine, zero_stage=min(self._stages(base, gpus)))
+        stages = self._stages(base, gpus)
+        if not stages:
+            return
+        engine = replace(base.job.engine, zero_stage=min(stages))
         experts = _experts(base)
         for tp in self._tensor_parallel(base):
             if gpus % tp:
@@ -282,7 +285,7 @@ class Space:
         return list(product(self._stages(base, group), self._shard_groups(base, group)))
 
     def _stages(self, base: Base, group: int) -> tuple[int, ...]:
-        """ZeRO stages over ``group`` ranks."""
+        """ZeRO stages over ``group`` ranks; none where the engine has none that the job can run under."""
         own = base.job.engine
         if "engine.zero_stage" in self.want.written or any(name in own.options for name in _SAY_STAGE):
             return (own.zero_stage,)
