@@ -331,7 +331,7 @@ def _made(job: Job, recorder: Recorder) -> tuple[Any, Callable[[], None]]:
 
     torch.manual_seed(0)
     model = models.build(job)
-    batch = models.batch_of(job, model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    batch = models.batch_of(job)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=_optimizer(job, [param for param in model.parameters() if param.requires_grad]),
@@ -340,7 +340,7 @@ def _made(job: Job, recorder: Recorder) -> tuple[Any, Callable[[], None]]:
 
     def step() -> None:
         for number in range(1, job.data.grad_accum + 1):
-            loss = engine(**batch, use_cache=False).loss
+            loss = engine(**batch).loss
             engine.backward(loss)
             del loss
             if number == job.data.grad_accum:

@@ -48,6 +48,11 @@ CASES = [
     Case("qwen3", "tp along the sequence", "mixed, fused, short"),
     Case("llama", "tp along the sequence x fsdp2", "fp32, short"),
     Case("qwen3", "tp along the sequence x fsdp2", "mixed, eager, recompute"),
+    Case("bert", "ddp", "sgd, long"),
+    Case("bert", "zero1", "mixed, recompute"),
+    Case("bert", "fsdp2, 3", "recompute, long"),
+    Case("bert, sequences", "single", "mixed, fused, short"),
+    Case("bert, sequences", "fsdp2, 3", "accumulation"),
     Case("llama", "tp x fsdp2", "recompute, long"),
     Case("llama", "tp x fsdp2", "mixed, fused, short"),
     Case("qwen3", "tp x fsdp2", "mixed, accumulation, short"),
@@ -59,6 +64,59 @@ def test_the_peak_and_its_moment(case: Case) -> None:
     found = row(case)
     assert found.closed == pytest.approx(found.traced, rel=NEAR)
     assert found.closed_moment == found.traced_moment
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize(("engine", "ranks"), [("single", 1), ("fsdp2", 4)])
+def test_images(engine: str, ranks: int, precision: str) -> None:
+    """A batch of pixels in fp32, and patches for tokens."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": {
+                "model_type": "vit",
+                "hidden_size": 192,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "intermediate_size": 688,
+                "image_size": [64, 96],
+                "patch_size": 8,
+                "num_labels": 10,
+            },
+            "cluster": f"{ranks}xH100-SXM-80GB",
+            "data": {"micro_batch": 16},
+            "engine": {"name": engine},
+            "precision": precision,
+            "optimizer": {"name": "adamw", "impl": "foreach"},
+        }
+    )
+    answer, found = estimate(job), traced(job)
+    assert answer.peak.allocated_bytes - by_category(answer.ledger)["workspace"] == pytest.approx(
+        found.steady.bytes, rel=NEAR
+    )
+    assert by_category(answer.ledger)["input"] == 16 * 3 * 64 * 96 * 4 + 512
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_a_padding_mask_of_an_encoder(attention: str) -> None:
+    """Layers weigh more than the head here, and each of them has the mask of booleans in its own type, or adds it."""
+    job = read_job(
+        {
+            "schema": 1,
+            "model": {**MODELS["bert"], "vocab_size": 64},  # type: ignore[dict-item]
+            "cluster": "1xH100-SXM-80GB",
+            "data": {"seq_len": 248, "micro_batch": 8, "padding_mask": True},
+            "engine": {"name": "single"},
+            "precision": "bf16",
+            "attention": attention,
+            "recompute": "full",
+            "optimizer": {"name": "adamw", "impl": "foreach"},
+        }
+    )
+    answer, found = estimate(job), traced(job)
+    assert answer.peak.moment.startswith("backward of layer")
+    closed = answer.peak.allocated_bytes - by_category(answer.ledger)["workspace"]
+    assert closed == pytest.approx(found.steady.bytes, rel=NEAR)
 
 
 def test_the_cases_meet_every_engine() -> None:

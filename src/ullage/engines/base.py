@@ -16,7 +16,7 @@ from ullage.kernels.narrow import narrow_compute
 from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, round_up
 from ullage.memory.rank import Rank
-from ullage.model.graph import Graph, Param
+from ullage.model.graph import BATCH, IMAGES, Graph, Param
 
 
 @frozen
@@ -204,6 +204,22 @@ def registered(context: Context) -> list[Item]:
         Item(category="buffers", what=one.what, bytes=round_up(one.bytes), formula=one.formula, lives="the whole run")
         for one in stacks.buffers(context)
     ]
+
+
+def images(context: Context) -> Item | None:
+    """A micro-batch of images and their labels; None where a model reads tokens."""
+    if "patches" not in context.sizes:
+        return None
+    pixels = context.buffer("pixel_values", IMAGES, "fp32")
+    pieces = (round_up(pixels.bytes), round_up(dtypes.size_bytes(context.size(BATCH), "int64")))
+    return Item(
+        category="input",
+        what="images and labels",
+        bytes=sum(pieces),
+        pieces=pieces,
+        formula=f"{pixels.formula}; a label for each",
+        lives="one micro-batch",
+    )
 
 
 def workspace(found: Overhead) -> Item:

@@ -28,7 +28,7 @@ from ullage.memory.chunk import NO_GRAD, Replayer, Wrap
 from ullage.memory.overhead import outside_allocator
 from ullage.memory.program import Sequence, round_up
 from ullage.memory.rank import Rank
-from ullage.model.graph import BATCH, SEQ, Graph
+from ullage.model.graph import BATCH, SEQ, Dim, Graph
 
 FSDP = ("fsdp1", "fsdp2")
 SHARD_FILE_BYTES = 50 * 10**9
@@ -188,7 +188,7 @@ def _evaluation(ranks: list[_Rank]) -> Moment:
     found = [(one, one.account.static_bytes + _forward_bytes(one, context)) for one in ranks]
     if job.stack not in OF_TRANSFORMERS:
         return _worst("evaluation", found, 0, "a forward without gradients; no logits are kept")
-    logits = context.buffer("logits", (BATCH, SEQ, "vocab"), _logits_type(job, context))
+    logits = context.buffer("logits", _logits(ranks[0].graph), _logits_type(job, context))
     kept = round_up(logits.bytes * context.tp) * job.layout.dp
     one, allocated = max(found, key=lambda pair: pair[1])
     outside = outside_allocator(job.cluster, one.account.groups, eager=one.account.eager)
@@ -203,6 +203,12 @@ def _evaluation(ranks: list[_Rank]) -> Moment:
         "a forward without gradients; where metrics want the logits, those of each batch of every rank stay, and are joined anew",
     )
     return replace(moment, kept_bytes=kept, most_batches=max(0, min(in_a_forward, joined)))
+
+
+def _logits(graph: Graph) -> tuple[Dim, ...]:
+    """Their dimensions: of each token, or of a head of whole sequences."""
+    made = (one for op in graph.runs[-1].block.ops for one in op.outputs if one.name == "logits")
+    return next((one.dims for one in made), (BATCH, SEQ, "vocab"))
 
 
 def _logits_type(job: Job, context: Context) -> str:

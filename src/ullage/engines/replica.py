@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ullage.engines import offloaded
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import Account, context_of, cublas_workspaces, optimizer_of, registered, sized
+from ullage.engines.base import Account, context_of, cublas_workspaces, images, optimizer_of, registered, sized
 from ullage.engines.optimizer import Group
 from ullage.engines.quantised import FROZEN
 from ullage.engines.quantised import held as quantised
@@ -90,7 +90,7 @@ def beside(job: Job, context: Context) -> list[Item]:
     cublas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device))
     batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
     inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
-    return [inputs, *registered(context), *cublas]
+    return [images(context) or inputs, *registered(context), *cublas]
 
 
 def master(job: Job, rank: Rank) -> list[Item]:

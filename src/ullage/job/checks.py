@@ -43,10 +43,16 @@ class Violation:
 
 def violations(job: Job) -> Iterator[Violation]:
     """Every violation of ``job``, the most basic first."""
-    from ullage.job import checks_data, checks_layout, checks_pipeline
+    from ullage.job import checks_data, checks_encoder, checks_layout, checks_pipeline
 
     arch = architecture(job.model)
-    for check in (*checks_layout.CHECKS, *checks_pipeline.CHECKS, *checks_data.CHECKS, _options_not_modelled):
+    for check in (
+        *checks_encoder.CHECKS,
+        *checks_layout.CHECKS,
+        *checks_pipeline.CHECKS,
+        *checks_data.CHECKS,
+        _options_not_modelled,
+    ):
         yield from check(job, arch)
 
 

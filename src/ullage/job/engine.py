@@ -90,11 +90,14 @@ def _split(value: object, key: str) -> tuple[int, ...] | None:
     return fields.integers(0)(value, key)
 
 
-def read_data(root: Section, dp: int) -> Data:
-    """``global_batch`` becomes grad_accum: sequences per step over dp x micro_batch."""
+SEQ_LEN = 4096
+
+
+def read_data(root: Section, dp: int, seq_len: int = SEQ_LEN) -> Data:
+    """``global_batch`` becomes grad_accum: sequences per step over dp x micro_batch. seq_len: where the section has none."""
     section = root.inner("data")
     count = fields.integer(1)
-    seq_len = section.take("seq_len", count, 4096)
+    seq_len = section.take("seq_len", count, seq_len)
     micro_batch = section.take("micro_batch", count, 1)
     if section.values.get("global_batch") is not None:
         grad_accum = _accumulation(section, micro_batch, dp)

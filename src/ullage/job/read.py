@@ -11,7 +11,7 @@ from ullage.frozen import replace
 from ullage.job import fields
 from ullage.job.checks import violations
 from ullage.job.document import Document, read_document
-from ullage.job.engine import ENGINES, read_data, read_engine, read_layout, read_stack
+from ullage.job.engine import ENGINES, SEQ_LEN, read_data, read_engine, read_layout, read_stack
 from ullage.job.fields import Section, hint, show
 from ullage.job.job import AttentionKernel, Job, Layout
 from ullage.job.optimizer import read_optimizer
@@ -78,6 +78,7 @@ def _checked(job: Job) -> Job:
 
 
 def _read(document: Document) -> Job:
+    from ullage.model.build import tokens_of_images
     from ullage.model.hf_config import defaults as model_defaults
 
     defaults: list[str] = []
@@ -96,7 +97,7 @@ def _read(document: Document) -> Job:
     job = Job(
         model=model,
         cluster=cluster,
-        data=read_data(root, layout.dp),
+        data=read_data(root, layout.dp, tokens_of_images(model) or SEQ_LEN),
         layout=layout,
         engine=engine,
         precision=precision,

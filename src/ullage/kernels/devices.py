@@ -35,10 +35,20 @@ DIFFERENCES: Mapping[str, Difference] = {
         "runs in its input's type",
         "aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; autocast_mode.cpp, TORCH_LIBRARY_IMPL(aten, AutocastCPU)",
     ),
+    "autocast of layer norm and softmax": Difference(
+        "runs in fp32",
+        "runs in its input's type",
+        "aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; autocast_mode.cpp, TORCH_LIBRARY_IMPL(aten, AutocastCPU)",
+    ),
     "autocast of Nemotron's norm": Difference(
         "casts what it is given into autocast's type",
         "leaves it as it is: it asks whether CUDA's autocast is on",
         "transformers/models/nemotron/modeling_nemotron.py, _cast_if_autocast_enabled",
+    ),
+    "convolution backward": Difference(
+        "copies the output's gradient into the output's order where it has another",
+        "allocates nothing that torch sees",
+        "aten/src/ATen/native/cudnn/ConvShared.cpp, cudnn_convolution_backward",
     ),
     "dropout mask": Difference(
         "one byte an element",

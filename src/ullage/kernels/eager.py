@@ -40,6 +40,7 @@ class Tape:
         self.frozen = frozenset(param.name for param in block.params if not param.trainable)
         self.values: dict[str, Value] = {}
         source = block.input
+        self.source = source.name
         self.define(Value(source.name, source.dims, source.elements or context.residual))
 
     # -- values

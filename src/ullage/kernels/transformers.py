@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ullage.kernels import (
     transformers_attention,
     transformers_cut_loss,
+    transformers_encoders,
     transformers_frames,
     transformers_latent,
     transformers_linear,
@@ -145,7 +146,13 @@ def modules(steps: tuple[Step, ...], names: tuple[str, ...]) -> tuple[Segment, .
 
 
 def buffers(context: Context) -> tuple[Buffer, ...]:
-    """Inverse frequencies of the rotary embedding, as they are and as they were (models/llama/modeling_llama.py)."""
+    """Inverse frequencies of the rotary embedding, as they are and as they were (models/llama/modeling_llama.py); BERT's positions and
+    token types; of images nothing."""
+    if "patches" in context.sizes:
+        return ()
+    if "token_types" in context.sizes:
+        names = ("position_ids", "token_type_ids")
+        return tuple(context.buffer(name, (1, "positions"), "int64", name) for name in names)
     size = context.sizes.get("rope_dim", context.sizes.get("head_dim"))
     if not isinstance(size, int):
         return ()
@@ -182,6 +189,10 @@ KERNELS: Mapping[str, Emit] = {
     "residual": residual,
     "dropout": dropout,
     "loss": transformers_loss.loss,
+    "conv2d": transformers_encoders.conv2d,
+    "patch_positions": transformers_encoders.patch_positions,
+    "first_token": transformers_encoders.first_token,
+    "add_losses": transformers_encoders.add_losses,
     "split": transformers_latent.split,
     "mla_assemble": transformers_latent.assemble,
     "router": transformers_moe.router,

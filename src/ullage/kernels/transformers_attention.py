@@ -164,11 +164,11 @@ def _eager(tape: Tape, op: Op) -> Value:
     if op.attrs["softcap"]:
         weights = _softcap(tape, weights, "attention.scores")
     masked = _masked(tape, op, weights)
-    softmax = "fp32" if context.autocast or tape.family not in _OWN_SOFTMAX else dtype
+    softmax = _softmax_type(tape, masked)
     wide = tape.cast(masked, softmax, "attention.scores32")
     probs = _scores("attention.probs", softmax)
     tape.emit("attention.probs", (wide,), probs, what="attention probabilities", saves=(probs,))
-    narrow = tape.cast(probs, q.dtype, "attention.probs16")
+    narrow = probs if tape.family in _KEEPS_PROBABILITIES else tape.cast(probs, q.dtype, "attention.probs16")
     tape.hold(masked)
     narrow = weights_returned = _dropout(tape, op, narrow)
     narrow = _autocast_bmm(tape, narrow, "probs.matmul", copies=False)
@@ -183,17 +183,27 @@ def _eager(tape: Tape, op: Op) -> Value:
 
 
 def _masked(tape: Tape, op: Op, weights: Value) -> Value:
-    """The mask is added."""
-    mask_dtype = promote(weights.dtype, tape.context.residual)
+    """The mask is added, where there is one."""
     given = masks.borrowed(tape, op)
-    mask, borrows = ((), ()) if given is None else ((given[0],), given[1])
-    masked = Value("attention.masked", weights.dims, mask_dtype)
-    passes = (weights,) if mask_dtype == weights.dtype else ()
-    return tape.emit(masked.name, (weights, *mask), masked, passes=passes, no_grad=mask, borrows=borrows)
+    if given is None:
+        return weights
+    mask, borrows = given
+    masked = Value("attention.masked", weights.dims, promote(weights.dtype, mask.dtype))
+    passes = (weights,) if masked.dtype == weights.dtype else ()
+    return tape.emit(masked.name, (weights, mask), masked, passes=passes, no_grad=(mask,), borrows=borrows)
 
 
-_OWN_SOFTMAX = frozenset({"gpt2"})
+_OWN_SOFTMAX = frozenset({"bert", "gpt2"})
 """Models whose softmax runs in the scores' own type."""
+_KEEPS_PROBABILITIES = frozenset({"bert"})
+"""Of those, models that leave the probabilities in it, until the product casts them under autocast."""
+
+
+def _softmax_type(tape: Tape, scores: Value) -> str:
+    if tape.family not in _OWN_SOFTMAX:
+        return "fp32"
+    widens = tape.context.autocast and on_cuda(tape.context, "autocast of layer norm and softmax")
+    return "fp32" if widens else scores.dtype
 
 
 def _autocast_bmm(tape: Tape, value: Value, name: str, *, copies: bool) -> Value:

@@ -19,6 +19,9 @@ def hold(tape: Tape, block: Block, op: Op) -> None:
     if op.outputs[0].name == block.output.name and block.role == "layer":
         _hold(tape, (block.input.name, "attention.weights", *named.get("end", ())))
     _hold(tape, named.get(op.name, _ARGUMENTS.get(op.name, ())))
+    if op.name in _NORMS_OF_SUMS:
+        branch = _NORMS_OF_SUMS[op.name]
+        _hold(tape, (f"{branch}_dropped" if f"{branch}_dropped" in tape.values else branch,))
 
 
 def _hold(tape: Tape, names: tuple[str, ...]) -> None:
@@ -35,6 +38,16 @@ _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_fina
 _PARALLEL = {"end": ("attention_in", "attention_out", "mlp_out")}
 _SCALED = {"attention_add": ("attention_out",), "end": ("mlp_out",)}
 
+_BERT = {
+    "attention": ("q_final", "k_final", "v"),
+    "o_proj": (),
+    "attention_norm": ("context",),
+    "down_proj": (),
+    "mlp_norm": ("product",),
+    "end": ("middle",),
+}
+"""Each half's projections and its output are modules of their own, called one after the other by a frame that names what they hand on."""
+
 _ARGUMENTS: _Names = {
     "o_proj": _ATTENTION,
     "down_proj": ("mlp_in", f"mlp_in{GATHERED}", "gate_up"),
@@ -43,7 +56,11 @@ _ARGUMENTS: _Names = {
 }
 """op -> what the frames that return with it name; gate_up: where one projection makes both, the gate is a view of it."""
 
+_NORMS_OF_SUMS = {"attention_norm": "attention_out", "mlp_norm": "mlp_out"}
+"""Norm of a branch added to the stream -> the branch, as its dropout has left it (models/bert/modeling_bert.py, BertOutput)."""
+
 _LOCALS: Mapping[str, _Names] = {
+    "bert": _BERT,
     "cohere": _PARALLEL,
     "cohere2": _PARALLEL,
     "deepseek_v2": {"o_proj": _LATENT},

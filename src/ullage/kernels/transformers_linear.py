@@ -127,11 +127,12 @@ def embedding(tape: Tape, op: Op) -> Value:
     for index, param in enumerate(tables):
         is_last = index == len(tables) - 1
         name = f"{op.name}.{param.name.split('.')[0]}"
-        rows = BATCH if index == 0 or tape.family in _BATCHED_POSITIONS else 1
+        of_types = param.name.startswith("token_type")
+        rows = BATCH if index == 0 or of_types or tape.family in _BATCHED_POSITIONS else 1
         looked = parallel.part(tape, op.name, output, reduced=True)
         if len(tables) > 1:
             looked = Value(name, (rows, *output.dims[1:]), output.dtype)
-        saved = rotary if index == 0 else (tape.context.buffer(f"{name}.indices", (rows, SEQ), "int64", "positions"),)
+        saved = rotary if index == 0 else _indices(tape, name, 1 if of_types else rows, of_types)
         tape.emit(
             looked.name,
             (),
@@ -145,11 +146,27 @@ def embedding(tape: Tape, op: Op) -> Value:
             total = looked
         else:
             out = output if is_last else Value(f"{name}.sum", output.dims, output.dtype)
-            total = tape.add(total, looked, out, "embedding output")
+            summed = (looked.name,) if rows == 1 else ()
+            reads = (total, looked)
+            passes = (total,) if summed else reads
+            total = tape.emit(out.name, reads, out, what="embedding output", passes=passes, summed=summed)
     assert total is not None
     made = total if len(tables) > 1 else parallel.leaving(tape, op.name, total, output)
     masks.make(tape, op)
     return made
+
+
+_REGISTERED_POSITIONS = frozenset({"bert"})
+"""Models whose positions are a view of a buffer, and whose token types are gathered from another by them, once for all sequences
+(models/bert/modeling_bert.py, BertEmbeddings)."""
+
+
+def _indices(tape: Tape, name: str, rows: Dim, of_types: bool) -> tuple[Buffer, ...]:
+    """What a look-up saves beside token ids, which are the batch."""
+    if tape.family in _REGISTERED_POSITIONS and not of_types:
+        return ()
+    what = "token types" if of_types else "positions"
+    return (tape.context.buffer(f"{name}.indices", (rows, SEQ), "int64", what),)
 
 
 _TABLES_BY_KIND = frozenset({"gemma3_text", "olmo3"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ullage.kernels import transformers_encoders
 from ullage.kernels.eager import Tape, Value
 from ullage.kernels.step import Context
 from ullage.kernels.transformers_parallel import gathered
@@ -40,6 +41,9 @@ def loss(tape: Tape, op: Op) -> Value:
     """
     context = tape.context
     tape.module = "loss"
+    if "predicts" in op.attrs:
+        result = transformers_encoders.loss(tape, op, cross_entropy)
+        return _converted(tape, op, result, tape[op.inputs[0]])
     if context.option("loss_fn") == FUSED:
         return _fused(tape, op)
     version = version_of(context)
@@ -107,16 +111,21 @@ def _padded_labels(tape: Tape) -> None:
 
 
 def _cross_entropy(tape: Tape, op: Op, logits: Value) -> Value:
-    """log_softmax, whose output is saved, and the negative log-likelihood of the labels."""
-    context = tape.context
-    probs = Value("log_softmax", logits.dims, logits.dtype)
+    """Of the next tokens, by labels that are shifted."""
     labels = tape.emit("shift_labels", (), Value("shift_labels", logits.dims[:-1], "int64"), what="shifted labels")
-    weight = context.buffer("total_weight", (1,), logits.dtype, "total weight of the labels")
-    tape.emit(probs.name, (logits,), probs, what="log-softmax of the logits", saves=(probs,))
-    output = tape.like(op.outputs[0], logits.dtype)
-    result = tape.emit(op.name, (probs,), output, what="loss", beside=(weight,), saves=(probs, labels, weight.name))
+    result = cross_entropy(tape, op, logits, labels)
     tape.hold(labels)
     return result
+
+
+def cross_entropy(tape: Tape, op: Op, logits: Value, *labels: Value) -> Value:
+    """log_softmax, whose output is saved, and the negative log-likelihood of the labels, where they are no part of the batch."""
+    context = tape.context
+    probs = Value(f"{op.name}.log_softmax", logits.dims, logits.dtype)
+    weight = context.buffer(f"{op.name}.total_weight", (1,), logits.dtype, "total weight of the labels")
+    tape.emit(probs.name, (logits,), probs, what="log-softmax of the logits", saves=(probs,))
+    output = tape.like(op.outputs[0], logits.dtype)
+    return tape.emit(op.name, (probs,), output, what="loss", beside=(weight,), saves=(probs, *labels, weight.name))
 
 
 def _converted(tape: Tape, op: Op, result: Value, logits: Value) -> Value:

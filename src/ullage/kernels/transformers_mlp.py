@@ -33,7 +33,7 @@ def act(tape: Tape, source: Value, form: str, output: Value) -> Value:
         return _gelu_new(tape, source, output)
     if form == "relu2":
         return _squared_relu(tape, source, output)
-    saved = output if form == "relu" else source
+    saved = output if form in ("relu", "tanh") else source
     return tape.emit(output.name, (source,), output, what=f"{form} output", saves=(saved,))
 
 

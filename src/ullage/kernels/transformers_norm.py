@@ -184,8 +184,10 @@ def _fp32_layer_norm(tape: Tape, op: Op, source: Value) -> Value:
 
 def layer_norm(tape: Tape, op: Op, source: Value) -> Value:
     """Autocast runs it in fp32 and so casts input and weights."""
-    dtype = "fp32" if tape.context.autocast else tape.weight_dtype
-    reads = tape.cast(source, "fp32", f"{op.name}.fp32") if tape.context.autocast else source
+    if not tape.context.autocast:
+        return _native(tape, op, source, Value(op.outputs[0].name, source.dims, tape.weight_dtype))
+    dtype = "fp32" if on_cuda(tape.context, "autocast of layer norm and softmax") else source.dtype
+    reads = tape.cast(source, dtype, f"{op.name}.{dtype}")
     return _native(tape, op, reads, Value(op.outputs[0].name, source.dims, dtype))
 
 

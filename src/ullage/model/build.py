@@ -37,6 +37,12 @@ def table_of_positions(config: ModelConfig, arguments: FrozenMap = FrozenMap()) 
     return spec.max_positions or None if spec.positions == "learned" else None
 
 
+def tokens_of_images(config: ModelConfig) -> int | None:
+    """The tokens of every sequence of a model that reads images; None where it reads text."""
+    patches = decoder_spec(config).patches
+    return None if patches is None else patches.tokens
+
+
 def _told(spec: DecoderSpec, arguments: FrozenMap) -> DecoderSpec:
     """Norms of queries and keys, of a model of type gpt; positions and norms of a hybrid, whose keys have none of the kinds that Megatron
     can give it. Of other models the keys say them, and latent attention has norms of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ullage.model.graph import Graph, Op
+from ullage.model.graph import SEQ, SEQ_SP, Graph, Op
 
 # Ops that multiply every token by a matrix. The embedding is a look-up, a norm's weight no matrix, a bias an addition.
 _MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
@@ -33,6 +33,8 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
     look-up not), and attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case
     (PaLM, arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
     A Mamba-2 scan is three times 7 x channels x state, as Megatron-LM counts it (training/training.py, mamba_layer_flops).
+    What is done once for a sequence, as a classifier of the first token, counts by its share of a token; of images the patches alone are
+    convolved, and ask for no gradient: 4 for each of those weights.
     Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
     """
     return sum(run.repeat * _op_flops(graph, op, seq_len) for run in graph.runs for op in run.block.ops)
@@ -51,15 +53,19 @@ def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
         return MATMUL_FLOPS * graph.size("heads") * (graph.size("head_dim") + graph.size("v_head_dim")) * keys
     if op.kind == "ssm":
         return MATMUL_FLOPS // FORWARD_FLOPS * SCAN_FLOPS * graph.size("ssm_inner") * graph.size("ssm_state")
+    if op.kind == "conv2d":  # of the patches alone, and images ask for no gradient
+        (weight, _) = op.params
+        return FROZEN_FLOPS * graph.numel(weight) * graph.size("patches") // seq_len
     if op.kind not in _MATMULS:
         return 0
     if "shared" in op.attrs:  # a head that has its weight from the main one
         return MATMUL_FLOPS * graph.size("vocab") * graph.size("hidden")
-    return sum(
+    flops = sum(
         (MATMUL_FLOPS if param.trainable else FROZEN_FLOPS) * _share(graph, op, graph.numel(param))
         for param in op.params
         if param.name.endswith((".weight", ".lora_A", ".lora_B"))
     )
+    return flops if {SEQ, SEQ_SP} & {*op.outputs[0].dims} or op.of_experts else flops // seq_len  # once a sequence
 
 
 def _is_frozen(op: Op) -> bool:

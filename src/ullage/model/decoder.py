@@ -10,6 +10,7 @@ from ullage.model.graph import Block, Graph, Run
 from ullage.model.head import head
 from ullage.model.layer import layer
 from ullage.model.spec import DecoderSpec, Kind, kind_of
+from ullage.model.task import has_words
 
 
 def build(spec: DecoderSpec) -> Graph:
@@ -24,7 +25,7 @@ def build(spec: DecoderSpec) -> Graph:
         else:
             runs.append(Run(block=block))
     runs.append(Run(block=head(spec)))
-    tied = [("embedding.embed_tokens.weight", "head.lm_head.weight")] if spec.tied else []
+    tied = [("embedding.embed_tokens.weight", "head.lm_head.weight")] if spec.tied and has_words(spec.task) else []
     tied += [*_repeated(spec, runs[-1].block), *_embeddings_of_predictions(spec)]
     return Graph(name=spec.name, runs=tuple(runs), sizes=_sizes(spec), tied=tuple(tied))
 
@@ -59,6 +60,13 @@ def _sizes(spec: DecoderSpec) -> FrozenMap:
         "vocab": spec.vocab,
         "positions": spec.max_positions + spec.position_offset,
     }
+    if spec.patches is not None:
+        del sizes["vocab"]
+        height, width = spec.patches.image
+        sizes["patches"] = spec.patches.count
+        sizes |= {"channels": spec.patches.channels, "image_height": height, "image_width": width}
+    if spec.types_first:
+        sizes["token_types"] = spec.token_types
     if spec.mtp_layers:
         sizes["mtp_out"] = spec.hidden
     if spec.latent is not None:

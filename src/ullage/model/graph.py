@@ -23,6 +23,7 @@ BATCH = "batch"  # sequences of one micro-batch
 SEQ = "seq"  # tokens of one sequence inside a tensor-parallel region
 SEQ_SP = "seq_sp"  # the same between the regions, where sequence parallelism divides it
 STREAM: tuple[Dim, ...] = (BATCH, SEQ_SP, "hidden")  # the tensor that one decoder block hands to the next
+IMAGES: tuple[Dim, ...] = (BATCH, "channels", "image_height", "image_width")  # what a model reads in place of tokens
 ROUTED = "routed"  # rows that this rank's experts compute: tokens x top-k at balanced routing
 SENT = "sent"  # rows that this rank sends to experts, wherever they are: its own tokens x top-k, however routed
 

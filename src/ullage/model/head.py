@@ -11,6 +11,7 @@ from ullage.model.graph import BATCH, SEQ, SEQ_SP, STREAM, Block, Dim, Op, Param
 from ullage.model.layer import layer_ops
 from ullage.model.ops import linear, norm
 from ullage.model.spec import DecoderSpec, Kind, hybrid_kind
+from ullage.model.task import activation, dense, task_ops
 
 
 def _head_ops(spec: DecoderSpec, source: str, *, loss: str = "loss", shared: bool = False) -> tuple[Op, ...]:
@@ -52,6 +53,8 @@ def head(spec: DecoderSpec) -> Block:
     if spec.final_norm:
         ops.append(norm(spec, "norm", "x", "head_in", module="final_norm"))
         normed = "head_in"
+    if spec.task is not None:
+        return _block(spec, [*ops, *task_ops(spec, spec.task, normed)])
     if spec.bert_head:
         ops += _bert_ops(spec, normed)
         losses.append("binary_logits")
@@ -66,6 +69,10 @@ def head(spec: DecoderSpec) -> Block:
                 outputs=(Tensor(name="loss", dims=(1,), elements="fp32"),),
             )
         )
+    return _block(spec, ops)
+
+
+def _block(spec: DecoderSpec, ops: list[Op]) -> Block:
     return Block(
         name="head",
         ops=tuple(ops),
@@ -81,14 +88,6 @@ def _bert_ops(spec: DecoderSpec, source: str) -> list[Op]:
 
     The classifier's cross entropy over two classes is left out; its logits stand for it.
     """
-
-    def activation(name: str, act: str, before: str, after: Tensor) -> Op:
-        attrs = FrozenMap({"act": act, "form": act, "glu": False, "bias": True})
-        return Op(name=name, kind="activation", inputs=(before,), outputs=(after,), attrs=attrs, module="head")
-
-    def dense(name: str, before: str, after: Tensor, out: Dim) -> Op:
-        return linear(name, before, after, (out,), ("hidden",), parallel="replicated", bias=True, module="head")
-
     first_token: tuple[Dim, ...] = (BATCH, "hidden")
     return [
         dense("lm_dense", source, Tensor(name="lm_up", dims=STREAM), "hidden"),

@@ -124,6 +124,34 @@ class Keys:
             raise self._wrong((name,), entries, f"a list with an entry for each of the {layers} layers")
         return tuple(value[:layers])
 
+    def pair(self, name: str, default: int) -> tuple[int, int]:
+        """A size, or a list of two: (height, width)."""
+        value = self._find((name,))
+        if not isinstance(value, tuple | list):
+            one = self.size(name, default=default)
+            return one, one
+        if len(value) != 2 or not all(_is_whole(item) and 1 <= item <= LARGEST_SIZE for item in value):
+            raise self._wrong((name,), list(value), "a size, or a list of a height and a width")
+        return int(value[0]), int(value[1])
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; absent or null: none."""
+        value = self._find((name,))
+        if value is None:
+            return ()
+        if not isinstance(value, tuple | list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong((name,), value, "a list of texts")
+        return tuple(value)
+
+    def entries(self, name: str) -> int | None:
+        """How many entries a mapping has, or None where it is absent or null."""
+        value = self._find((name,))
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or not value:
+            raise self._wrong((name,), value or "empty", "a mapping of one entry or more")
+        return len(value)
+
     def indices(self, name: str) -> frozenset[int] | None:
         """A list of layer indices."""
         value = self._find((name,))

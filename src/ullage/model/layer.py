@@ -50,15 +50,23 @@ def layer_ops(spec: DecoderSpec, kind: Kind, *, source: str, result: str) -> tup
         ops.append(residual("add_branches", branch, mlp_branch, "branches"))
         ops.append(residual("add", source, "branches", result))
         return tuple(ops)
-    ops.append(residual("attention_add", source, branch, "middle"))
+    _add(spec, ops, "attention", source, branch, "middle")
     mlp_input = "middle"
     if spec.pre_norms:
         ops.append(norm(spec, "post_attention_norm", "middle", "mlp_in"))
         mlp_input = "mlp_in"
     ops += mlp(spec, mlp_input, kind.sparse)
     mlp_branch = _after_branch(spec, ops, "mlp_out", "mlp")
-    ops.append(residual("mlp_add", "middle", mlp_branch, result))
+    _add(spec, ops, "mlp", "middle", mlp_branch, result)
     return tuple(ops)
+
+
+def _add(spec: DecoderSpec, ops: list[Op], which: str, source: str, branch: str, result: str) -> None:
+    """The branch added to the stream, with the norm of their sum where the architecture has one."""
+    total = f"{which}_sum" if spec.stream_norms else result
+    ops.append(residual(f"{which}_add", source, branch, total))
+    if spec.stream_norms:
+        ops.append(norm(spec, f"{which}_norm", total, result))
 
 
 def _one_branch(spec: DecoderSpec, kind: Kind, source: str, result: str) -> tuple[Op, ...]:

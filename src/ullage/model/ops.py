@@ -3,6 +3,8 @@
 By kind (inputs -> outputs; b = batch, T = seq_sp outside and seq inside tensor-parallel regions):
 
     embedding     () -> x                        attrs: positions (learned table), token_types, rotary (elements of a head, or 0)
+    conv2d        images -> patches              a convolution whose steps are as long as it is wide; attrs: patches of an image
+    patch_positions patches -> x                 the token of the whole image before the patches, a learned position added to each
     norm          x -> h                         attrs: norm = rmsnorm | layernorm, per_head
     linear        h -> y                         attrs: parallel = column | row | replicated, group, fused, bias
     rope          q, k -> q_roped, k_roped       attrs: fraction
@@ -17,7 +19,9 @@ By kind (inputs -> outputs; b = batch, T = seq_sp outside and seq inside tensor-
     combine       rows, scores -> out
     ssm           projected -> scanned           convolution and chunked scan of a Mamba-2 mixer; attrs: chunk
     ssm_norm      scanned -> gated               norm over the channels of each group, gated
-    loss          logits -> loss                 attrs: softcap
+    first_token   x -> h                         of each sequence
+    loss          logits -> loss                 attrs: softcap; predicts = words | classes | numbers | several-classes, or the next token
+    add_losses    two losses -> loss
 """
 
 from __future__ import annotations
@@ -82,11 +86,11 @@ def residual(name: str, left: str, right: str, result: str) -> Op:
     return Op(name=name, kind="residual", inputs=(left, right), outputs=(Tensor(name=result, dims=STREAM),))
 
 
-def dropout(name: str, source: str, result: str, p: float) -> Op:
+def dropout(name: str, source: str, result: str, p: float, dims: tuple[Dim, ...] = STREAM) -> Op:
     return Op(
         name=name,
         kind="dropout",
         inputs=(source,),
-        outputs=(Tensor(name=result, dims=STREAM),),
+        outputs=(Tensor(name=result, dims=dims),),
         attrs=FrozenMap({"p": p}),
     )

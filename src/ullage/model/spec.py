@@ -59,8 +59,43 @@ class Mamba:
 
 
 @frozen
+class Task:
+    """What an encoder is trained for, where that is no next token.
+
+    kind: "masked" (hidden tokens) | "pretraining" (hidden tokens, and whether one sentence follows the other) | "sequence" (a class of
+    each sequence) | "tokens" (a class of each token). labels: of a classifier, before which elements drop at the rate ``dropout``.
+    pooled: it reads the first token through a dense layer and tanh. problem: "classes" | "numbers" | "several-classes" (any of them may
+    hold).
+    """
+
+    kind: str
+    labels: int = 0
+    dropout: float = 0.0
+    pooled: bool = True
+    problem: str = "classes"
+
+
+@frozen
+class Patches:
+    """Images in the place of tokens: cut into patches, each a token, behind one that stands for the whole (arXiv 2010.11929, section 3.1).
+    Sizes in pixels: (height, width)."""
+
+    channels: int
+    image: tuple[int, int]
+    patch: tuple[int, int]
+
+    @property
+    def count(self) -> int:
+        return (self.image[0] // self.patch[0]) * (self.image[1] // self.patch[1])
+
+    @property
+    def tokens(self) -> int:
+        return self.count + 1
+
+
+@frozen
 class DecoderSpec:
-    """A decoder's architecture. Names are config.json's; dims are before any layout.
+    """A decoder's architecture, or an encoder's. Names are config.json's; dims are before any layout.
 
     mlp: the activation ("silu", "gelu", "relu", "squared-relu"); glu: gated by a second projection.
     mlp_form: its name in config.json where that is another ("gelu_new" is composed of small ops, "gelu" is one kernel).
@@ -92,6 +127,7 @@ class DecoderSpec:
     qk_norm: str | None = None
     pre_norms: bool = True
     post_norms: bool = False
+    stream_norms: bool = False  # of the sum of the stream and a branch, in pre_norms' place (BERT)
     parallel_residual: bool = False
     shared_norm: bool = False
     final_norm: bool = True
@@ -121,6 +157,9 @@ class DecoderSpec:
     mtp_repeated: bool = False  # one module's weights serve all of them
     token_types: int = 0
     attention_sinks: bool = False
+    types_first: bool = False  # token types are added before positions
+    patches: Patches | None = None
+    task: Task | None = None
     bert_head: bool = False  # dense layer and norm before the vocabulary; pooler and sentence classifier beside it
 
 

@@ -29,7 +29,9 @@ def elsewhere(job: Job, graph: Graph, rank: Rank) -> Iterator[Made]:
 
 
 def _logits(job: Job, sizes: dict[str, int]) -> Iterator[Made]:
-    shape = (sizes[BATCH], sizes[SEQ], sizes.get("vocab", 0))
+    if "vocab" not in sizes:
+        return
+    shape = (sizes[BATCH], sizes[SEQ], sizes["vocab"])
     quiet = job.loss.kind in ("fused-linear", "chunked")
     note = f", which a {job.loss.kind} loss never makes: it is then not in effect" if quiet else ""
     for dtype in (_HALF, _SINGLE):

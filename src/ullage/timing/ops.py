@@ -123,6 +123,8 @@ def _work_of(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
     named = {one.name for one in beside}
     if ops[0].kind in (*LINEAR, "grouped_linear", "attention"):
         named.update({op.name for op in ops} | {str(ops[0].attrs.get("group"))})
+    if ops[0].kind == "conv2d":
+        named.add(ops[0].name)
     return (work, *beside) if work is not None else (), frozenset(named)
 
 
@@ -155,6 +157,8 @@ def _op_work(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends:
         return _experts(ops, context, accumulates)
     if op.kind == "attention":
         return _attention(op, context)
+    if op.kind == "conv2d":
+        return _patches(op, context)
     if op.kind in ("dispatch", "combine") and context.ep > 1:
         sent = Pass(exchanges=(expert_parallel(op, context), *probabilities(op, context)))
         told = Pass(exchanges=(*maps_of_all(op, context), *counts_of_all(op, context), *sent.exchanges))
@@ -214,6 +218,15 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
             traffic=(*cast_back, *_reordered(back, context)),
         ),
     )
+
+
+def _patches(op: Op, context: Context) -> OpWork:
+    """A convolution whose steps are as long as it is wide multiplies each patch once; images ask for no gradient."""
+    (width, *inside) = op.params[0].dims
+    k = context.numel(tuple(inside))
+    forward = Matmul(m=context.numel(op.outputs[0].dims[:2]), n=context.size(width), k=k, dtype=context.compute)
+    _, of_weight = forward.transposes(accumulate=False)
+    return OpWork(name=op.name, module=op.module, forward=Pass(matmuls=(forward,)), backward=Pass(matmuls=(of_weight,)))
 
 
 def _of_logits(backward: tuple[Matmul, Matmul], context: Context) -> tuple[tuple[Matmul, Matmul], tuple[Traffic, ...]]:

@@ -33,16 +33,18 @@ from ullage.memory.program import Sequence as Nodes
 from ullage.model.build import graph as build
 from ullage.model.config import ModelConfig
 from ullage.model.graph import Graph
+from ullage.model.hf_config import decoder_spec
 from ullage.trace.crossing import Carried
 from ullage.trace.cut import Part, parts
+from ullage.trace.encoders import batch_of, class_of
 from ullage.trace.events import Allocation, Trace
-from ullage.trace.families import EAGER_ONLY, FAMILIES, TEXT_PARTS
+from ullage.trace.families import EAGER_ONLY, ENCODERS, FAMILIES, TEXT_PARTS
 from ullage.trace.run import Factory, trace
 from ullage.trace.selective import contexts
 from ullage.trace.steps import Tape
 
 BATCH, SEQ = 2, 40
-COMPARED = (*FAMILIES, *TEXT_PARTS)
+COMPARED = (*FAMILIES, *TEXT_PARTS, *ENCODERS)
 PRECISIONS = ("bf16", "fp32", "autocast")
 ATTENTIONS = ("sdpa", "eager")
 RECOMPUTES: tuple[Literal["none", "full", "selective"], ...] = ("none", "full", "selective")
@@ -114,6 +116,9 @@ def configured(case: Case) -> Any:
     from transformers import AutoConfig, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if case.family in ENCODERS:
+        encoder = dict(ENCODERS[case.family])
+        return AutoConfig.for_model(str(encoder.pop("model_type")), **encoder)
     keys = FAMILIES[case.family] if case.family in FAMILIES else TEXT_PARTS[case.family].keys
     return AutoConfig.for_model(case.family, **keys)
 
@@ -130,12 +135,12 @@ def factory(case: Case, config: Any) -> Factory:
         if case.recompute != "none":
             by_op = {"context_fn": contexts} if case.recompute == "selective" else {}
             model.activation_checkpointing_enable({"use_reentrant": False, **by_op})
-        ids = torch.randint(1, config.vocab_size, (BATCH, SEQ))
-        labels = ids.clone()
+        spec = decoder_spec(_keys(case, config))
+        batch = batch_of(spec, BATCH, SEQ)
 
         def step() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16) if case.precision == "autocast" else nullcontext():
-                loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+                loss = model(**batch).loss
             loss.backward()
             model.zero_grad()
 
@@ -146,10 +151,10 @@ def factory(case: Case, config: Any) -> Factory:
 
 def _whole(case: Case, config: Any) -> tuple[Any, Any]:
     """The class that builds a model, and its config; of a text part that of the whole, whose other parts run on no text."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     if case.family not in TEXT_PARTS:
-        return AutoModelForCausalLM, config
+        return class_of(decoder_spec(_keys(case, config))), config
     part = TEXT_PARTS[case.family]
     whole = AutoConfig.for_model(part.whole, text_config=config.to_dict(), vision_config=part.vision)
     return AutoModelForImageTextToText, whole
@@ -229,19 +234,21 @@ def closed_sizes(case: Case, config: Any) -> dict[str, Sizes]:
     names = ["embedding", *(f"layer {number}" for number in range(len(programs) - 2)), "head"]
     sizes = {name: _of(program) for name, program in zip(names, programs, strict=True)}
     head = programs[-1]
-    left = head.forward.delta_bytes - sum(
-        item.bytes for item in head.cached
-    )  # autocast's context exits with the forward
+    left = _left(head)
     root = alloc(boundary_grad(_LOSS_BYTES), 2)  # the loss's gradient, named by loss.backward() too
     turned = Nodes([root, head.backward]).peak_bytes
-    embedding = sizes["embedding"]._replace(forward_peak=0)
+    embedding = sizes["embedding"]._replace(saved=_left(programs[0]), forward_peak=0)
     return {**sizes, "embedding": embedding, "head": Sizes(left, head.forward.peak_bytes, turned)}
+
+
+def _left(program: BlockProgram) -> int:
+    """Of a block's forward, when autocast's context has exited with the model's."""
+    return program.forward.delta_bytes - sum(item.bytes for item in program.cached)
 
 
 def _programs(case: Case, config: Any) -> list[BlockProgram]:
     """Of every block."""
-    keys = {**config.to_dict(), "model_type": case.family}
-    graph = build(ModelConfig(name=case.family, keys=FrozenMap(keys)))
+    graph = build(_keys(case, config))
     mode = _MODES[case.recompute]
     replayer = Replayer(context=context(case, graph), recompute=Recompute(kind=case.recompute))
     rule = GradRule(dtype="fp32" if case.precision == "fp32" else None)
@@ -249,15 +256,25 @@ def _programs(case: Case, config: Any) -> list[BlockProgram]:
     return [replayer.program(block, mode, rule) for block, mode in zip(graph.blocks(), modes, strict=True)]
 
 
+def _keys(case: Case, config: Any) -> ModelConfig:
+    """What is read of a config.json with these keys."""
+    model_type = config.model_type if case.family in ENCODERS else case.family
+    return ModelConfig(name=case.family, keys=FrozenMap({**config.to_dict(), "model_type": model_type}))
+
+
 def _of(program: BlockProgram) -> Sizes:
     return Sizes(program.forward.delta_bytes, program.forward.peak_bytes, program.backward.peak_bytes)
+
+
+def _tokens(graph: Graph) -> int:
+    return graph.size("positions") if "patches" in graph.sizes else SEQ
 
 
 def context(case: Case, graph: Graph) -> Context:
     autocast = case.precision == "autocast"
     params = "fp32" if autocast else case.precision
     return Context(
-        sizes=local_sizes(graph, Layout(), Data(seq_len=SEQ, micro_batch=BATCH)),
+        sizes=local_sizes(graph, Layout(), Data(seq_len=_tokens(graph), micro_batch=BATCH)),
         stack="transformers",
         compute="bf16" if autocast else case.precision,
         params=params,

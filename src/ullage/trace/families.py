@@ -115,3 +115,23 @@ TEXT_PARTS: Mapping[str, TextPart] = {
     "qwen3_vl_moe_text": TextPart({**COMMON, **_MOE, **_MROPE}, "qwen3_vl_moe", _QWEN),
 }
 """Families for whose own config.json transformers has no language model: they run inside of another."""
+
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_BERT = {**_NO_KV, **_NO_DROPOUT, "model_type": "bert"}
+
+ENCODERS: Mapping[str, Mapping[str, object]] = {
+    "bert": _BERT,
+    "bert, pre-training": {**_BERT, "architectures": ["BertForPreTraining"]},
+    "bert, sequences": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
+    "bert, numbers": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 1},
+    "bert, tokens": {**_BERT, "architectures": ["BertForTokenClassification"], "num_labels": 9},
+    "vit": {
+        **_NO_KV,
+        **_NO_DROPOUT,
+        "model_type": "vit",
+        "image_size": [24, 40],
+        "patch_size": [8, 4],
+        "num_labels": 5,
+    },
+}
+"""Models that read a whole sequence at once, by what their head tells."""

@@ -21,7 +21,10 @@ from ullage.engines.reach import runs_along_the_sequence
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import ALL_LINEAR, model_type, unmodelled
 from ullage.job.job import Job, Lora
+from ullage.model.hf_config import decoder_spec
 from ullage.trace.checkpointed import recompute
+from ullage.trace.encoders import batch_of as arguments
+from ullage.trace.encoders import class_of
 from ullage.trace.patch import replaced
 from ullage.trace.reach import not_built
 from ullage.trace.run import Factory
@@ -80,6 +83,8 @@ def config_of(job: Job) -> Any:
         for key, value in job.model.keys.as_dict().items()
         if key not in ("auto_map", "model_type", "dtype", "torch_dtype")
     }
+    if "num_labels" in keys:  # which counts, as from_pretrained has it
+        keys = {key: value for key, value in keys.items() if key not in ("id2label", "label2id")}
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.for_model(job.model.model_type, **keys)
@@ -113,14 +118,12 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
 
     weights: a folder with safetensors; None: they are drawn, from torch's generator as it stands.
     """
-    from transformers import AutoModelForCausalLM
-
     config = config_of(job)
-    if job.model.beside and type(config) not in AutoModelForCausalLM._model_mapping:
+    of: Any = class_of(decoder_spec(job.model))
+    if job.model.beside and type(config) not in of._model_mapping:
         what = "is the text part of a multimodal model, which transformers builds as a whole alone"
         raise Unsupported(what, key="model", value=job.model.name, remedy=_REMEDY)
     chosen = {"attn_implementation": ATTENTION[job.attention], "dtype": DTYPES[model_type(job)]}
-    of: Any = AutoModelForCausalLM
     try:
         if weights is None:
             model = of.from_config(config, trust_remote_code=False, **chosen)
@@ -199,10 +202,10 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
-def batch_of(job: Job, vocab: int) -> dict[str, torch.Tensor]:
+def batch_of(job: Job) -> dict[str, Any]:
+    """Arguments of one micro-batch's forward."""
     shape = (job.data.micro_batch, job.data.seq_len)
-    ids = torch.randint(0, vocab, shape)
-    batch = {"input_ids": ids, "labels": ids.clone()}
+    batch = arguments(decoder_spec(job.model), *shape)
     if job.data.padding_mask:
         mask = torch.ones(shape, dtype=torch.long)
         mask[:, -max(1, job.data.seq_len // 4) :] = 0
@@ -218,13 +221,13 @@ def _built(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
         cut(bare, mesh["tp"], along_the_sequence=job.layout.sp)
     model = wrapped(job, bare, mesh)
     optimizer = optimizer_of(job, model)
-    batch = batch_of(job, bare.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    batch = batch_of(job)
 
     def step() -> None:
         for number in range(job.data.grad_accum):
             with unsynced(job, model, last=number == job.data.grad_accum - 1):
                 with autocast(job):
-                    loss = model(**batch, use_cache=False).loss
+                    loss = model(**batch).loss
                 loss.backward()
                 del loss
         if job.grad_clip:

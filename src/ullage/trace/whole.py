@@ -37,10 +37,21 @@ _LLAMA = {
     "tie_word_embeddings": False,
 }
 _GPT2 = {"n_embd": 256, "n_layer": 3, "n_head": 4, "n_positions": 512, "vocab_size": 2000}
+_BERT = {
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 688,
+    "vocab_size": 2000,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 MODELS: Mapping[str, object] = {
     "llama": _LLAMA,
     "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
     "gpt2": {"model_type": "gpt2", **_GPT2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "bert": {"model_type": "bert", **_BERT},
+    "bert, sequences": {"model_type": "bert", **_BERT, "architectures": ["BertForSequenceClassification"]},
     "llama-3.2-1b": "llama-3.2-1b",
 }
 
@@ -82,7 +93,7 @@ _OPTIMIZERS = {
     "fused": {"name": "adamw", "impl": "fused"},
     "sgd": {"name": "sgd", "impl": "foreach"},
 }
-_NO_PLAN = frozenset({"gpt2"})
+_NO_PLAN = frozenset({"gpt2", "bert", "bert, sequences"})
 """Models that transformers cannot cut by tensor parallelism."""
 
 

@@ -6,7 +6,7 @@ device and given memory once they are cut, as from_pretrained does. FSDP wraps w
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -171,9 +171,11 @@ def _flattened(job: Job, model: nn.Module) -> nn.Module:
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks that FSDP wraps: transformers names their classes in ``_no_split_modules``."""
+    """The blocks that FSDP wraps: transformers names their classes in ``_no_split_modules``; none whose weight another module has too."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return (module for module in model.modules() if type(module).__name__ in names)
+    uses = Counter(param for module in model.modules() for param in module.parameters(recurse=False))
+    found = (module for module in model.modules() if type(module).__name__ in names)
+    return (module for module in found if all(uses[param] == 1 for param in module.parameters()))
 
 
 def unsynced(job: Job, model: Any, *, last: bool) -> AbstractContextManager[Any]:

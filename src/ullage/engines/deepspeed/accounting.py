@@ -37,7 +37,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     kept = wrapper.static(job, held, knobs)
     moments = wrapper.moments(job, held, knobs)
     step: Node = wrapper.step(job, graph, rank, held, knobs, replayer)
-    early = [*states.beside_the_model(job), *pipeline_buffers(job, rank, context), *kept]
+    early = [*states.beside_the_model(job, context), *pipeline_buffers(job, rank, context), *kept]
     opening: Node = EMPTY
     if knobs.opening_step and moments:
         zeros = wrapper.zero_gradients(job, held, knobs)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer as optimizers
-from ullage.engines.base import cublas_workspaces, sized
+from ullage.engines.base import cublas_workspaces, images, sized
 from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.engines.optimizer import Group, Stepped
 from ullage.hardware import overheads
 from ullage.job.job import Job, Optimizer
+from ullage.kernels.step import Context
 from ullage.memory.program import Item, Node, Sequence, alloc, free, round_up
 
 Static = list[tuple[Item, int]]
@@ -43,7 +44,7 @@ def flat_weights(job: Job, held: Held) -> Static:
     return [*found, *((item, 1) for item in held.quantised)]
 
 
-def beside_the_model(job: Job) -> Static:
+def beside_the_model(job: Job, context: Context) -> Static:
     """The batch, and cuBLAS' workspaces."""
     tokens = job.data.seq_len * job.data.micro_batch
     batch = Item(
@@ -54,7 +55,7 @@ def beside_the_model(job: Job) -> Static:
         lives="one micro-batch",
     )
     blas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device, hopper_only=True))
-    return [(one, 1) for one in (batch, *blas)]
+    return [(one, 1) for one in (images(context) or batch, *blas)]
 
 
 def transient(what: str, numel: int, dtype: str, lives: str, why: str = "") -> Item:

@@ -120,7 +120,8 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     policy, kept = resharding(job)
     again = reshards(job)
     types = types_of(job)
-    separate = ends_are_separate(job) and not _ties_ends(graph, chunk)
+    ties = _ties_ends(graph, chunk)
+    separate = ends_are_separate(job) and not ties
     kind: Callable[..., Unit] = Unit
     if job.engine.name == "fsdp1":
         kind = _with_adapters_apart if wraps_adapters(job) else _flat_unit
@@ -135,7 +136,7 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
         if block.role == "layer":
             stays = kept if again else 0
             of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=again, kept_shards=stays)
-        elif separate and shapes:
+        elif (separate or (_wraps_embedding(job, block) and not ties)) and shapes:
             mine = again and (block.role == "embedding" or policy == "always")
             of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=mine)
         else:
@@ -190,6 +191,15 @@ def _flat_unit(
 
 def _ties_ends(graph: Graph, chunk: Chunk) -> bool:
     return bool(graph.tied) and chunk.first and chunk.last
+
+
+_WRAPPED_EMBEDDINGS = ("bert", "vit")
+"""Families that name their embeddings among the modules not to be split (_no_split_modules), which is what accelerate wraps where nobody
+names classes. Torch refuses a unit with a weight that another one has too: a tied embedding stays with the head."""
+
+
+def _wraps_embedding(job: Job, block: Block) -> bool:
+    return job.stack != "traced" and block.role == "embedding" and block.family in _WRAPPED_EMBEDDINGS
 
 
 def ends_are_separate(job: Job) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ullage import dtypes
 from ullage.engines import optimizer, quantised
-from ullage.engines.base import cublas_workspaces, optimizer_of, pinned, registered, sized
+from ullage.engines.base import cublas_workspaces, images, optimizer_of, pinned, registered, sized
 from ullage.engines.fsdp2.policy import Units, types_of
 from ullage.engines.fsdp2.units import Shape, Unit
 from ullage.engines.optimizer import Group, Stepped
@@ -104,7 +104,7 @@ def _shard(shape: Shape, dtype: str) -> Item:
 def beside(job: Job, context: Context, head_dim: int) -> list[Counted]:
     """Batch, rotary table, cuBLAS workspaces."""
     tokens = job.data.seq_len * job.data.micro_batch
-    inputs = sized(
+    inputs = images(context) or sized(
         "input", "token ids and labels", 2 * tokens, "int64", why="the whole sequence before context parallelism"
     )
     cublas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device))
