@@ -98,3 +98,11 @@ def test_it_is_in_the_answer() -> None:
     assert set(told[0]) == {
         "name", "rank", "allocated_bytes", "host_bytes", "verdict", "what", "kept_bytes", "most_batches",
     }  # fmt: skip
+
+
+def test_evaluation_keeps_the_logits_of_a_head_of_whole_sequences() -> None:
+    """Two numbers a sequence in fp32, of 8 ranks, each batch's rounded up to 512 B; a head of words has 30522 for each token."""
+    keys: dict[str, Any] = {"engine": {"name": "ddp"}, "data": {"seq_len": 512, "micro_batch": 32}}
+    classes = {"base": "bert-base-uncased", "architectures": ["BertForSequenceClassification"]}
+    assert found(model=classes, **keys)["evaluation"].kept_bytes == 8 * 512
+    assert found(model="bert-base-uncased", **keys)["evaluation"].kept_bytes == 8 * 32 * 512 * 30522 * 4
