@@ -75,11 +75,13 @@ def _micro_batches(job: Job) -> Iterator[Change]:
 
 def _offloads(job: Job) -> Iterator[Change]:
     known = OFFLOADS.get(job.engine.name, ())
-    sharded = job.engine.name != "deepspeed" or job.engine.zero_stage >= 1
+    sharded = job.engine.name not in ("deepspeed", "megatron") or job.engine.zero_stage >= 1
     if "optimizer" in known and job.offload.optimizer == "none" and sharded:
         change: Change = {"offload.optimizer": "cpu"}
         if job.engine.name in ("fsdp1", "fsdp2"):
             change["offload.params"] = "cpu"
+        if job.engine.name == "megatron":  # its command line wants both, and then the main parameters go too
+            change["engine.options.use_precision_aware_optimizer"] = True
         yield change
     if (
         "params" in known

@@ -21,7 +21,7 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
     "fsdp1": ("optimizer", "params", "activations"),
     "fsdp2": ("optimizer", "params", "activations"),
     "deepspeed": ("optimizer", "params"),
-    "megatron": (),
+    "megatron": ("optimizer",),
 }
 """Which of ``offload``'s keys an engine's account reads."""
 

@@ -81,6 +81,7 @@ _LAUNCHER = (
     "rdzv-id",
 )
 _EAGER = ("unfused", "local")
+_OFFLOAD, _AWARE = "--optimizer-cpu-offload", "--use-precision-aware-optimizer"
 _DEEPSPEED: Path = ("--deepspeed",)
 _FORK = (
     "is Megatron-DeepSpeed's: DeepSpeed's engine shards the states there, and what is read here is Megatron-LM's own"
@@ -110,6 +111,7 @@ def read(text: str, place: str) -> Reading:
     read_recompute(keys)
     _attention(keys)
     _loss(keys)
+    _offload(keys)
     _options(keys)
     batch = Batch(
         micro=_number(keys, "--micro-batch-size") or _number(keys, "--batch-size"),
@@ -244,8 +246,15 @@ def _attention(keys: Keys) -> None:
 def _loss(keys: Keys) -> None:
     fused = _flag(keys, "--cross-entropy-loss-fusion")
     keys.put("loss", "vocab-parallel-fused" if fused else "vocab-parallel", ("--cross-entropy-loss-fusion",))
-    if _flag(keys, "--optimizer-cpu-offload"):
-        keys.put("offload.optimizer", "cpu", ("--optimizer-cpu-offload",))
+
+
+def _offload(keys: Keys) -> None:
+    if not _flag(keys, _OFFLOAD):
+        return
+    keys.put("offload.optimizer", "cpu", (_OFFLOAD,))
+    if keys.tree.leaves.get((_AWARE,)) is not True:
+        what = f"is refused by Megatron without {_AWARE}, whose code its optimizer on the host shares"
+        keys.find("error", _OFFLOAD, what, f"add {_AWARE}", ((_AWARE,), True))
 
 
 def _destinations() -> Mapping[str, tuple[str, str]]:
@@ -326,7 +335,7 @@ def _recipe_leaves(job: Job) -> dict[Path, object]:
     if job.loss.kind == "vocab-parallel-fused":
         found["--cross-entropy-loss-fusion",] = True
     if job.offload.optimizer == "cpu":
-        found["--optimizer-cpu-offload",] = True
+        found[_OFFLOAD,] = found[_AWARE,] = True
     if "attention_backend" not in job.engine.options and job.attention == "eager":
         found["--attention-backend",] = "unfused"
     return found | recompute_leaves(job)
@@ -362,7 +371,11 @@ def _option_leaves(job: Job) -> dict[Path, object]:
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    return ("data, tokenizer, learning rate, iterations and checkpoints: add your own arguments",)
+    own = ("data, tokenizer, learning rate, iterations and checkpoints: add your own arguments",)
+    if job.offload.optimizer == "none" or job.engine.options.get("use_precision_aware_optimizer"):
+        return own
+    why = f"Megatron's command line asks for it beside {_OFFLOAD}, and then main parameters go to the host too"
+    return (*own, f"{_AWARE}: {why}")
 
 
 def write(found: Leaves, comments: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from ullage.calibration.host import (
 from ullage.engines.base import flag
 from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
+from ullage.engines.megatron import hybrid
 from ullage.engines.megatron.offloaded import layers_of, stash
 from ullage.engines.optimizer import MOMENTS
 from ullage.errors import Unsupported
@@ -40,7 +41,7 @@ def refuse(job: Job) -> None:
     offload, engine = job.offload, job.engine.name
     if offload.optimizer == "none" and offload.params == "none":
         return
-    whole = offload.params != "none" if engine in ("fsdp1", "fsdp2") else engine == "deepspeed"
+    whole = offload.params != "none" if engine in ("fsdp1", "fsdp2") else engine in ("deepspeed", "megatron")
     if not whole:
         key, value = "offload.optimizer", offload.optimizer
         raise Unsupported(f"is not timed under engine {engine} without its parameters", key=key, value=value)
@@ -49,6 +50,11 @@ def refuse(job: Job) -> None:
 def is_hosted(job: Job) -> bool:
     """Whether the optimizer steps on the host."""
     return job.offload.optimizer != "none"
+
+
+def share(job: Job) -> float:
+    """Of a rank's elements, what is stepped on the host."""
+    return hybrid.fraction(job) if job.engine.name == "megatron" else float(is_hosted(job))
 
 
 def offloads(job: Job) -> bool:
@@ -85,7 +91,7 @@ def fetched_s(job: Job, trained: float, frozen: float, *, both: bool) -> float:
 def gradients_s(job: Job, numel: float) -> float:
     """Gradients of a shard of ``numel`` elements taken to the host after one reduction; what one micro-batch alone copies is spread
     over all."""
-    if not is_hosted(job):
+    if not is_hosted(job) or job.engine.name == "megatron":  # whose optimizer copies them
         return 0.0
     both = job.offload.params != "none"
     there, back = (numel * n_bytes / reductions(job) for n_bytes in _gradient_bytes(job))
@@ -114,14 +120,25 @@ def _gradient_bytes(job: Job) -> tuple[float, float]:
 
 
 def returned_s(job: Job, numel: float) -> float:
-    """Stepped parameters of a shard of ``numel`` elements copied to the GPU, where they stay there; to NVMe, where they come from it."""
+    """Stepped parameters of a shard of ``numel`` elements copied to the GPU, where they stay there; to NVMe, where they come from it.
+    Megatron's with the gradients that it copied to the host before."""
     n_bytes = numel * _bytes(job.precision.params)
     if job.offload.params == "nvme":
         return n_bytes / _nvme_bytes_per_s(job, write=True)
     if job.offload.params != "none" or not is_hosted(job):
         return 0.0
+    if job.engine.name == "megatron":
+        return 0.0 if hybrid.overlaps(job) else sum(_copied_s(job, numel, to_host=way) for way in (True, False))
     pinned = job.engine.zero_stage < PARAMETERS_SHARDED and version_of(job) >= PINNED_PARAMETERS and pins(job)
     return n_bytes / host_bytes_per_s(job.cluster.device, "h2d", pinned=pinned).value
+
+
+def _copied_s(job: Job, numel: float, *, to_host: bool) -> float:
+    """Megatron's gradients to the host, or its stepped parameters back, of ``numel`` elements of a rank, both fp32 (ATen/native/cuda/
+    Copy.cu casts non-blocking copies on the GPU). Where one is stepped while others are copied, both ways are busy."""
+    pinned = hybrid.pins(job, "grads" if to_host else "params") or (not to_host and not hybrid.is_aware(job))
+    rate = host_bytes_per_s(job.cluster.device, "d2h" if to_host else "h2d", hybrid.overlaps(job), pinned).value
+    return numel * share(job) * _bytes(hybrid.STEPPED_AS) / rate
 
 
 def _link_bytes_per_s(job: Job, *, to_host: bool, both: bool) -> float:
@@ -135,12 +152,15 @@ def _link_bytes_per_s(job: Job, *, to_host: bool, both: bool) -> float:
 def optimizer_s(job: Job, numel: float) -> float:
     """The step of ``numel`` elements of each rank: all ranks of a node share its memory, and torchrun gives each of several one thread
     (torch distributed/run.py, OMP_NUM_THREADS); DeepSpeed's launcher leaves them all."""
-    ranks = _ranks_of_a_node(job)
-    impl: HostOptimizer = "fused" if job.engine.name == "deepspeed" or job.optimizer.impl == "fused" else "foreach"
+    ranks, whole, numel = _ranks_of_a_node(job), numel, numel * share(job)
+    fused = job.engine.name in ("deepspeed", "megatron") or job.optimizer.impl == "fused"
+    impl: HostOptimizer = "fused" if fused else "foreach"
     rate = host_optimizer_bytes_per_s(job.cluster.device, impl, ranks).value
     seconds = numel * ranks * _moved_bytes(job, impl) / rate
     if job.engine.name != "deepspeed" and ranks > 1:
         seconds = max(seconds, numel / thread_elements_per_s(impl).value)
+    if job.engine.name == "megatron" and hybrid.overlaps(job):
+        seconds = max(seconds, *(_copied_s(job, whole, to_host=way) for way in (True, False)))
     return seconds + _swapped_s(job, numel)
 
 
@@ -152,6 +172,8 @@ def _moved_bytes(job: Job, impl: HostOptimizer) -> float:
     if job.engine.name == "deepspeed":
         clipped = 2 * gradient if job.grad_clip or job.precision.params == "fp16" else 0.0
         return once + clipped + master + _bytes(job.precision.params)
+    if job.engine.name == "megatron":  # clips on the GPU
+        return once
     return once + (3 * gradient if job.grad_clip else 0.0)
 
 

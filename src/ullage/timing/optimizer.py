@@ -19,9 +19,9 @@ STATE = {"8bit": "int8"}
 def optimizer_s(job: Job, rank: Holds) -> float:
     """States read and written once by a fused kernel, gradients read; clipping reads them twice more and writes them."""
     job, numel = of_adapters(job), stepped(job, rank)
-    if offload.is_hosted(job):
-        return offload.optimizer_s(job, numel)
-    return moved_s(job.cluster.device, numel * _bytes_moved(job), "optimizer") + _paged_s(job, numel)
+    here = numel * (1.0 - offload.share(job)) * _bytes_moved(job)
+    beside = offload.optimizer_s(job, numel) if offload.is_hosted(job) else 0.0
+    return max(beside, moved_s(job.cluster.device, here, "optimizer")) + _paged_s(job, numel)
 
 
 def _paged_s(job: Job, numel: float) -> float:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.engines.base import Account, context_of, flag, pinned, sized
-from ullage.engines.megatron import narrow, offloaded
+from ullage.engines.base import Account, context_of, flag, pinned, shard, sized
+from ullage.engines.megatron import hybrid, narrow, offloaded
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
 from ullage.engines.megatron.graphs import capture, layers_in_flight, static_buffers, warms_up, without_graphs
-from ullage.engines.megatron.states import frozen_parameters, gradients_type, load, states, trained
+from ullage.engines.megatron.states import frozen_parameters, gradients_type, load, states, trained, trained_tensors
 from ullage.engines.pipeline import scheduled
 from ullage.errors import Unsupported
 from ullage.job.job import Job
@@ -30,6 +30,7 @@ from ullage.schedule.base import Kind
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     offloaded.refuse(job, graph.layers)
+    hybrid.refuse(job)
     context = context_of(job, graph)
     fused = flag(job.engine.options, "gradient_accumulation_fusion", True)
     replayer = Replayer(
@@ -54,14 +55,21 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     warm = captured is not None and warms_up(job)
     return Account(
         static=tuple((item, 1) for item in static if item.bytes),
-        late=() if warm else (*dummies, *(item for one in kept for item in one.moments)),
+        late=() if warm else (*dummies, *(item for one in kept for item in one.late)),
         load=None if warm else load(kept, others),
         first=captured,
         before=without_graphs(job) if warm else None,
         step=_step(job, rank, replayer, rule),
-        host_bytes=_host_bytes(job, rank, replayer),
+        host_bytes=_host_bytes(job, rank, replayer)
+        + sum(hybrid.host_bytes(job, *tensors) for tensors in _stepped(job, rank)),
         groups=_groups(job),
     )
+
+
+def _stepped(job: Job, rank: Rank) -> list[tuple[list[int], tuple[int, ...]]]:
+    """Of each of Megatron's optimizers (dense parameters', experts'): elements of the rank's parameters, and of its pieces of them."""
+    both = ((expert, trained_tensors(rank, expert=expert)) for expert in (False, True))
+    return [(tensors, shard(tensors, shards(job, expert))) for expert, tensors in both if tensors]
 
 
 def _host_bytes(job: Job, rank: Rank, replayer: Replayer) -> int:
@@ -159,6 +167,8 @@ def _fetched_ahead(replayer: Replayer, rank: Rank) -> list[Item]:
 
 def _optimizer(job: Job, rank: Rank) -> Node:
     """FusedAdam has no temporaries; gradients that are not fp32 are first copied into fp32 main gradients."""
+    if hybrid.is_used(job) and hybrid.is_aware(job):
+        return Sequence([hybrid.step(job, pieces) for _, pieces in _stepped(job, rank)], "optimizer step")
     if gradients_type(job) == "fp32" or job.precision.master != "fp32":
         return Sequence([], "optimizer step")
     copies = [

@@ -6,7 +6,7 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 from __future__ import annotations
 
 from ullage.engines.base import shard, sized
-from ullage.engines.megatron import narrow
+from ullage.engines.megatron import hybrid, narrow
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED, shards
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -23,10 +23,17 @@ class States:
     gradients: Item
     main: Item | None
     moments: tuple[Item, ...]
+    opening: Item | None = None  # copies that are there for a moment as the optimizer is made
+    copied: Item | None = None  # gradients in another type
+
+    @property
+    def late(self) -> list[Item]:
+        """What the first optimizer step makes."""
+        return [*self.moments, *([self.copied] if self.copied else [])]
 
     @property
     def all(self) -> list[Item]:
-        return [self.parameters, self.gradients, *([self.main] if self.main else []), *self.moments]
+        return [self.parameters, self.gradients, *([self.main] if self.main else []), *self.late]
 
 
 def states(job: Job, rank: Rank) -> list[States]:
@@ -41,8 +48,7 @@ def states(job: Job, rank: Rank) -> list[States]:
     found = []
     for expert in (False, True):
         mine = [local for local in rank.params if local.expert == expert and local.param.trainable]
-        tensors = [local.numel for local in mine for _ in range(local.copies)]
-        if tensors:
+        if tensors := trained_tensors(rank, expert=expert):
             whole = [local.numel for local in mine if local.name not in in_8_bits for _ in range(local.copies)]
             found.append(_states_of(job, tensors, whole, expert))
     return found
@@ -58,6 +64,12 @@ def gradients_type(job: Job) -> str:
 def trained(rank: Rank, *, expert: bool) -> int:
     """Elements of what has gradients."""
     return sum(local.total for local in rank.params if local.expert == expert and local.param.trainable)
+
+
+def trained_tensors(rank: Rank, *, expert: bool) -> list[int]:
+    """Elements of each parameter that has gradients."""
+    mine = [local for local in rank.params if local.expert == expert and local.param.trainable]
+    return [local.numel for local in mine for _ in range(local.copies)]
 
 
 def frozen_parameters(job: Job, rank: Rank) -> list[Item]:
@@ -83,10 +95,15 @@ def _states_of(job: Job, tensors: list[int], whole: list[int], expert: bool) -> 
     group = shards(job, expert)
     pieces = shard(tensors, group)
     precision = job.precision
+    stay = pieces[hybrid.going(pieces, hybrid.fraction(job)) :]
     over = {least: group if job.engine.zero_stage >= least else 1 for least in (GRADIENTS_SHARDED, PARAMETERS_SHARDED)}
 
-    def optimizer(what: str, dtype: str) -> Item:
-        return sized("optimizer", f"{what} ({which})", numel, dtype, shards=group, pieces=pieces)
+    def optimizer(what: str, dtype: str, here: tuple[int, ...]) -> Item | None:
+        if not here:
+            return None
+        name, whole = f"{what} ({which})", len(here) == len(pieces)
+        count, over = (numel, group) if whole else (sum(here), 1)
+        return sized("optimizer", name, count, dtype, shards=over, pieces=here)
 
     two_copies = precision.master is not None and precision.master != precision.params
     moments = ("exp_avg", "exp_avg_sq") if job.optimizer.name.startswith("adam") else ()
@@ -103,8 +120,12 @@ def _states_of(job: Job, tensors: list[int], whole: list[int], expert: bool) -> 
             shards=over[GRADIENTS_SHARDED],
             why="" if job.engine.zero_stage >= GRADIENTS_SHARDED else "never sharded",
         ),
-        main=optimizer("main parameters", precision.master or "") if two_copies else None,
-        moments=tuple(optimizer(moment, job.optimizer.state) for moment in moments),
+        main=optimizer("main parameters", precision.master or "", stay if hybrid.is_aware(job) else pieces)
+        if two_copies
+        else None,
+        moments=tuple(found for one in moments if (found := optimizer(one, job.optimizer.state, stay))),
+        opening=hybrid.opening(job, tensors, which),
+        copied=hybrid.gradients(job, pieces, which),
     )
 
 
@@ -116,7 +137,9 @@ def load(states: list[States], others: list[Item]) -> Node:
             *(alloc(one.loose) for one in states),
             *buffers,
             *(free(one.loose) for one in states),
+            *(alloc(one.opening) for one in states if one.opening),
             *(alloc(one.main) for one in states if one.main),
+            *(free(one.opening) for one in states if one.opening),
             *(alloc(item) for item in others if item.bytes),
         ]
     )

@@ -6,7 +6,7 @@ A recipe's arguments are often given whole, so those without effect are known to
 
 from __future__ import annotations
 
-from ullage.job.options.spec import ANY, COUNT, DTYPE, FLAG, NUMBER, TEXT, WORDS, Option, Status, table
+from ullage.job.options.spec import ANY, COUNT, DTYPE, FLAG, NUMBER, SHARE, TEXT, WORDS, Option, Status, table
 
 OPTIONS: tuple[Option, ...] = table(
     {
@@ -16,7 +16,8 @@ OPTIONS: tuple[Option, ...] = table(
                 grad_reduce_in_bf16 gradient_accumulation_fusion
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
-                create_attention_mask_in_dataloader cpu_offloading cpu_offloading_activations cpu_offloading_weights
+                create_attention_mask_in_dataloader optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d
+                pin_cpu_grads pin_cpu_params cpu_offloading cpu_offloading_activations cpu_offloading_weights
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
                 moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu
                 account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split""",
@@ -24,6 +25,7 @@ OPTIONS: tuple[Option, ...] = table(
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
+            SHARE: "optimizer_offload_fraction",
             COUNT: "checkpoint_num_layers cuda_graph_warmup_steps cpu_offloading_num_layers",
             DTYPE: "moe_router_dtype megatron_fsdp_main_grads_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
@@ -32,8 +34,7 @@ OPTIONS: tuple[Option, ...] = table(
         Status.NOT_MODELLED: {
             FLAG: """
                 use_megatron_fsdp fsdp_double_buffer init_model_with_meta_device nccl_ub use_sharp
-                use_precision_aware_optimizer store_param_remainders optimizer_cpu_offload use_torch_optimizer_for_cpu_offload
-                overlap_cpu_optimizer_d2h_h2d overlap_param_gather_with_optimizer_step
+                use_precision_aware_optimizer store_param_remainders overlap_param_gather_with_optimizer_step
                 fp8_param_gather fp8_param fp4_param_gather fp4_param keep_fp8_transpose_cache
                 disable_parameter_transpose_cache reuse_grad_buf_for_mxfp8_param_ag reuse_grad_buf_for_mxfp8_param_gather
                 first_last_layers_bf16 activation_func_fp8_input_store
@@ -63,7 +64,7 @@ OPTIONS: tuple[Option, ...] = table(
                 decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
                 num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage
                 empty_unused_memory_level make_vocab_size_divisible_by""",
-            NUMBER: "moe_expert_rank_capacity_factor activation_offload_fraction optimizer_offload_fraction",
+            NUMBER: "moe_expert_rank_capacity_factor activation_offload_fraction",
             DTYPE: """
                 main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype megatron_fsdp_main_params_dtype
                 megatron_fsdp_grad_comm_dtype pipeline_dtype""",
@@ -86,7 +87,7 @@ OPTIONS: tuple[Option, ...] = table(
                 reset_position_ids eod_mask_loss use_mcore_models use_legacy_models moe_per_layer_logging
                 align_grad_reduce align_param_gather no_load_optim no_load_rng
                 rotary_interleaved use_rotary_position_embeddings swiglu squared_relu group_query_attention
-                ckpt_fully_parallel_save mock_data""",
+                ckpt_fully_parallel_save mock_data use_torch_optimizer_for_cpu_offload""",
             COUNT: """
                 moe_router_num_groups moe_router_group_topk rotary_base seed log_interval save_interval eval_interval
                 eval_iters train_iters train_samples exit_interval timing_log_level num_workers manual_gc_interval""",

@@ -56,6 +56,7 @@ DTYPE_ALIASES = {
 FLAG: Read[object] = fields.flag
 COUNT: Read[object] = fields.integer(0)
 NUMBER: Read[object] = fields.number(-math.inf)
+SHARE: Read[object] = fields.number(0.0, 1.0)
 TEXT: Read[object] = fields.text
 DTYPE: Read[object] = fields.choice("fp32", "bf16", "fp16", "fp8", aliases=DTYPE_ALIASES)
 
