@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage import dtypes
+from ullage.engines import offloaded
 from ullage.engines.fsdp2.policy import wraps_adapters
 from ullage.engines.quantised import AS_BYTES
 from ullage.errors import Unsupported
@@ -20,7 +21,7 @@ OFFLOADS: dict[str, tuple[str, ...]] = {
     "zero1": ("activations",),
     "fsdp1": ("optimizer", "params", "activations"),
     "fsdp2": ("optimizer", "params", "activations"),
-    "deepspeed": ("optimizer", "params"),
+    "deepspeed": ("optimizer", "params", "activations"),
     "megatron": ("optimizer",),
 }
 """Which of ``offload``'s keys an engine's account reads."""
@@ -110,7 +111,8 @@ _BESIDE_A_BASE = ("lora.dora", "lora.modules_to_save")
 
 def offloads_activations(job: Job) -> bool:
     """Whether the host takes some of what a forward leaves."""
-    return job.offload.activations != "none" or any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
+    told = job.offload.activations != "none" or offloaded.inputs(job) is not None
+    return told or any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
 
 
 def _offload(part: str) -> Callable[[Job], object]:

@@ -46,6 +46,7 @@ def replayer_of(job: Job, graph: Graph) -> Replayer:
         recompute=job.recompute,
         early_stop=stops_early(job, context),
         reentrant=is_reentrant(job, context),
+        inputs=offloaded.inputs(job),
     )
 
 
@@ -199,7 +200,7 @@ class ReplicaStep:
         part, elements = self.rank.chunks[0], self.elements
         received = [] if part.first else [alloc(boundary(self._stream_bytes(elements[0].block.input)))]
         sent = [] if part.last else [free(boundary(self._stream_bytes(elements[-1].block.output)))]
-        inner = chunks.forward(elements, self.replayer, self._offloading(Wrap()), rule)
+        inner = chunks.forward(elements, self.replayer, Wrap(), rule)
         return [*received, inner, chunks.leave_context(elements, self.replayer, rule), *sent]
 
     def _backward(self, rule: GradRule, number: int) -> list[Node]:
@@ -233,10 +234,7 @@ class ReplicaStep:
         return list(counts.items())
 
     def _around(self, rule: GradRule, number: int) -> Wrap:
-        return self._offloading(self.around(_Joins(self._twins(rule), rule), number))
-
-    def _offloading(self, wrap: Wrap) -> Wrap:
-        return offloaded.around(self.job, self.replayer.context, wrap)
+        return self.around(_Joins(self._twins(rule), rule), number)
 
     @property
     def host_bytes(self) -> int:

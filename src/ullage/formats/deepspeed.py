@@ -332,6 +332,8 @@ def _offloaded(job: Job) -> dict[Path, object]:
         found[*section, "device"] = place
         if pinned is not None:
             found[*section, "pin_memory"] = pinned
+    if job.offload.activations == "cpu" and job.stack == "megatron":
+        found[_PATHS["cpu_checkpointing"]] = True
     return found
 
 

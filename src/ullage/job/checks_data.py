@@ -57,6 +57,19 @@ def _offload(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield contradiction("offload.activations", "nvme", "no engine keeps activations on NVMe", "use cpu or none")
 
 
+_OF_DEEPSPEEDS_CHECKPOINTS = ("partition_activations", "cpu_checkpointing")
+
+
+def _checkpoints(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.engine.name != "deepspeed" or job.stack == "megatron":
+        return
+    for name in _OF_DEEPSPEEDS_CHECKPOINTS:
+        if job.engine.options.get(name) is True:
+            what = f"does nothing in stack {job.stack}, whose layers call torch's checkpoint and not DeepSpeed's"
+            remedy = "say offload: {activations: cpu} where the training script offloads them"
+            yield warning(f"engine.options.{name}", "true", what, remedy)
+
+
 def _stack(job: Job, arch: Architecture) -> Iterator[Violation]:
     if job.engine.name == "megatron" and job.stack != "megatron" and job.engine.zero_stage < 2:
         what = "Megatron runs its own layers, unless Megatron-FSDP (zero_stage 2 or 3) wraps another's"
@@ -185,6 +198,7 @@ CHECKS = (
     _tokens,
     _layers_again,
     _offload,
+    _checkpoints,
     _lora,
     _optimizer_in_backward,
     _reduced_in_place,

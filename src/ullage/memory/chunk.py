@@ -21,7 +21,7 @@ from ullage.kernels.step import Context, Segment
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
-from ullage.memory.program import Item, Node, Repeat, Sequence, free
+from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import Chunk
 from ullage.memory.storage import Items
 from ullage.model.graph import Block, Tensor
@@ -49,6 +49,19 @@ class Element:
     mark: str = ""
 
 
+@frozen
+class Inputs:
+    """What becomes of checkpoints' inputs between forward and backward. stay: of how many, a chunk's last, nothing. parts: in how many
+    each is divided, of which one is kept on the device; 0: all of it is on the host."""
+
+    stay: int = 0
+    parts: int = 0
+
+
+GO = "its input goes"
+"""Mark of a checkpoint whose input does not stay."""
+
+
 class Wrap:
     """What an engine does around the blocks; the default does nothing.
 
@@ -74,6 +87,7 @@ class Replayer:
     reentrant: bool = False  # torch.utils.checkpoint(use_reentrant=True) and its like
     method: str = "uniform"  # of {layers: n}: Megatron's names
     group: int = 1
+    inputs: Inputs | None = None  # None: they stay
 
     def program(self, block: Block, mode: str, rule: GradRule) -> BlockProgram:
         return self._alone(Element(block=block, mode=mode), rule)
@@ -88,6 +102,8 @@ class Replayer:
         return _items_of(element.block, self.context)
 
     def element_program(self, element: Element, rule: GradRule) -> BlockProgram:
+        if element.mark == GO and self.inputs is not None:
+            return _gone(element, self, rule, self.inputs, self.items(element))
         if element.size == 1:
             return self._alone(element, rule)
         return _grouped(element, self, rule, self.items(element))
@@ -109,12 +125,52 @@ class Replayer:
 def _elements_of(replayer: Replayer, chunk: Chunk, leaving: frozenset[int], received: bool) -> tuple[Element, ...]:
     """As ``Replayer.elements``. Blocks that are handed the same are one object."""
     found = _elements(chunk, replayer.recompute, replayer.group, replayer.context.stack)
+    if replayer.inputs is not None:
+        found = _going(found, replayer.inputs)
     if any(crossings(run.block, replayer.context).any for run in chunk.runs):
         names = handed(replayer.crossings(found), leaving, received=received)
         told = {(id(one), mine): (one, mine) for one, mine in zip(found, names, strict=True)}
         known = {key: replace(one, handed=mine) for key, (one, mine) in told.items()}
         found = [known[id(one), mine] for one, mine in zip(found, names, strict=True)]
     return tuple([replace(found[0], owns_input=False), *found[1:]] if received else found)
+
+
+def _going(elements: list[Element], inputs: Inputs) -> list[Element]:
+    places = [place for place, one in enumerate(elements) if one.mode == CHECKPOINT]
+    going = frozenset(places[: len(places) - inputs.stay])
+    return [replace(one, mark=GO) if place in going else one for place, one in enumerate(elements)]
+
+
+def input_bytes(element: Element, context: Context) -> int:
+    """Of what a checkpoint keeps and does not stay, whole."""
+    return stream_bytes(element.block.input, context) if element.mark == GO else 0
+
+
+@lru_cache(maxsize=1024)
+def _gone(element: Element, replayer: Replayer, rule: GradRule, inputs: Inputs, _items: Items) -> BlockProgram:
+    """A checkpoint whose input is let go of once its forward is through, and is there again before its backward."""
+    program = replayer.element_program(replace(element, mark=""), rule)
+    whole = stream_bytes(element.block.input, replayer.context)
+    part = [_part(whole // inputs.parts)] if inputs.parts else []
+    assert isinstance(program.backward, Sequence)
+    back = [alloc(boundary(whole)), *map(free, part)]
+    return replace(
+        program,
+        forward=Sequence([*map(alloc, part), program.forward, free(boundary(whole))]),
+        backward=Sequence([*back, *program.backward.children], program.backward.moment),
+        begun=tuple((name, at + len(back)) for name, at in program.begun),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _part(n_bytes: int) -> Item:
+    return Item(
+        category="activations",
+        what="this rank's parts of checkpoints' inputs",
+        bytes=round_up(n_bytes),
+        formula="input of a checkpoint, divided among ranks",
+        lives="its forward to its backward",
+    )
 
 
 @lru_cache(maxsize=4096)

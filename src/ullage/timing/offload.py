@@ -13,6 +13,7 @@ from ullage.calibration.host import (
     nvme_bytes_per_s,
     thread_elements_per_s,
 )
+from ullage.engines import offloaded
 from ullage.engines.base import flag
 from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
@@ -61,7 +62,7 @@ def offloads(job: Job) -> bool:
     """Whether anything of a step is copied to the host or back."""
     offload = job.offload
     told = {offload.optimizer, offload.params, offload.activations} != {"none"}
-    return told or _is_fine_grained(job) or layers_of(job) > 0
+    return told or offloaded.goes(job) or _is_fine_grained(job) or layers_of(job) > 0
 
 
 def is_beside(job: Job) -> bool:
@@ -216,7 +217,7 @@ def _bytes(dtype: str) -> float:
 def left_s(job: Job, context: Context, element: Element) -> float:
     """What one block leaves on the host for its backward, copied one way: the input of a checkpointed block, what Megatron's
     fine-grained offloading names, or a layer's part of the layers that Transformer Engine offloads whole: those have until as many later
-    have run as stay. All go on a stream of their own, from and to pinned memory."""
+    have run as stay. All go on a stream of their own, from and to pinned memory, but where a pass waits (engines/offloaded.py)."""
     away = layers_of(job)
     if away and element.block.role == "layer":
         replayer = Replayer(context=context, recompute=job.recompute, early_stop=False, reentrant=True)
@@ -224,11 +225,11 @@ def left_s(job: Job, context: Context, element: Element) -> float:
         n_bytes = whole * away / graph_of(job).layers
     elif _is_fine_grained(job):
         n_bytes = float(one_layer_bytes(stacks.lower(element.block, context)))
-    elif job.offload.activations != "none" and element.mode == CHECKPOINT:
-        n_bytes = float(stream_bytes(element.block.input, context))
+    elif offloaded.goes(job) and element.mode == CHECKPOINT:
+        n_bytes = offloaded.part(job) * stream_bytes(element.block.input, context)
     else:
         return 0.0
-    return n_bytes / host_bytes_per_s(job.cluster.device, "d2h").value
+    return n_bytes / host_bytes_per_s(job.cluster.device, "d2h", pinned=not offloaded.waits(job)).value
 
 
 def _is_fine_grained(job: Job) -> bool:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ullage.calibration.memory import MemoryKind
 from ullage.calibration.overlap import beside_s, contention
+from ullage.engines import offloaded
 from ullage.engines.base import flag
 from ullage.engines.fsdp2.flat import as_autograd_sees
 from ullage.engines.fsdp2.shapes import shard_count
@@ -237,8 +238,11 @@ class Stage:
         return self.contention.hindered_s(done.of(COMPUTE), done.others_s, done.total_s)
 
     def _run_s(self, block: Block, compute_s: float, *, hosted: bool) -> float:
-        """One block's pass, what its neighbour leaves on the host copied beside it."""
-        return max(compute_s, self.left[block]) if hosted else compute_s
+        """One block's pass, what its neighbour leaves on the host copied beside it, or its own before and after."""
+        if not hosted:
+            return compute_s
+        left_s = self.left[block]
+        return compute_s + left_s if offloaded.waits(self.job) else max(compute_s, left_s)
 
     def _chunk(self, at: int, *, hosted: bool = True) -> PassTime:
         resident = states.resident(self.job)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
+from ullage.engines import offloaded
 from ullage.engines.base import Account, context_of, sized
 from ullage.engines.deepspeed import bf16, offload, stage0, stage3, stage12, states
 from ullage.engines.deepspeed.options import FLATTENS_ON_DEVICE, FORK_OF_2022, Knobs
@@ -24,6 +25,7 @@ from ullage.model.graph import Graph
 
 
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
+    offloaded.refuse(job)
     context = context_of(job, graph)
     knobs = read_knobs(job, graph)
     held = held_by(job, rank)
@@ -32,6 +34,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         recompute=job.recompute,
         early_stop=stops_early(job, context),
         group=_checkpointed_together(job),
+        inputs=offloaded.inputs(job),
     )
     wrapper: ModuleType = bf16 if knobs.bf16_optimizer else (stage0, stage12, stage12, stage3)[job.engine.zero_stage]
     kept = wrapper.static(job, held, knobs)
@@ -49,7 +52,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         load=_load(job, held, knobs, early, opening),
         groups=_groups(job),
         eager=knobs.version <= FORK_OF_2022,
-        host_bytes=offload.host_bytes(job, held, knobs),
+        host_bytes=offload.host_bytes(job, held, knobs) + _inputs_on_host(rank, job, replayer),
     )
 
 
@@ -65,6 +68,10 @@ def _load(job: Job, held: Held, knobs: Knobs, kept: states.Static, opening: Node
     flat = [node for item, node in made if item.category == "parameters"]
     beside = [node for item, node in made if item.category != "parameters"]
     return Sequence([*map(alloc, loose), *flat, *map(free, loose), *beside, opening], "load")
+
+
+def _inputs_on_host(rank: Rank, job: Job, replayer: Replayer) -> int:
+    return sum(offloaded.host_bytes(job, replayer.context, replayer.elements(part)) for part in rank.chunks)
 
 
 def _checkpointed_together(job: Job) -> int:

@@ -31,7 +31,12 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         return replace(plain(alone, graph, rank), groups=_groups(job))
     rank = as_autograd_sees(job, rank)
     context = _context(job, graph)
-    replayer = Replayer(context=context, recompute=job.recompute, early_stop=stops_early(job, context))
+    replayer = Replayer(
+        context=context,
+        recompute=job.recompute,
+        early_stop=stops_early(job, context),
+        inputs=offloaded.inputs(job),
+    )
     units = [units_of(job, graph, rank, part) for part in rank.chunks]
     stages = stages_of(graph, job.layout, rank, context)
     static = [

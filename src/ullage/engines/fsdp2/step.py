@@ -15,7 +15,7 @@ from ullage.job.job import Job
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule, boundary, boundary_grad
 from ullage.memory.borders import Stage
-from ullage.memory.chunk import Element, Replayer, Wrap
+from ullage.memory.chunk import Element, Replayer
 from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free
 from ullage.memory.rank import Chunk, Rank
 from ullage.model.graph import Graph
@@ -62,19 +62,16 @@ class Step:
     def forward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
         elements = self.elements(index)
-        inner = chunks.forward(elements, self.replayer, self._offloading(wrap), GradRule())
+        inner = chunks.forward(elements, self.replayer, wrap, GradRule())
         leave = chunks.leave_context(elements, self.replayer, GradRule())
         last = self.units[index].unit(elements[-1].block) or _last_unit(self.units[index], part)
         return Sequence([*wrap.before_forward(), inner, leave, *wrap.after_forward(last)])
 
     def backward(self, index: int, wrap: ShardedWrap) -> Node:
         part = self.rank.chunks[index]
-        inner = chunks.backward(self.elements(index), self.replayer, self._offloading(wrap), self.rule(wrap))
+        inner = chunks.backward(self.elements(index), self.replayer, wrap, self.rule(wrap))
         before: list[Node] = [free(boundary(4)), alloc(boundary_grad(4))] if part.last else []
         return Sequence([*before, inner, self.root_reduces(index, wrap)])
-
-    def _offloading(self, wrap: ShardedWrap) -> Wrap:
-        return offloaded.around(self.job, self.replayer.context, wrap)
 
     @property
     def host_bytes(self) -> int:

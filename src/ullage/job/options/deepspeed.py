@@ -19,7 +19,7 @@ OPTIONS: tuple[Option, ...] = table(
             FLAG: """
                 overlap_comm bf16_optimizer checkpoint_activations round_robin_gradients immediate_grad_update
                 bf16_master_weights_and_grads fp16_master_weights_and_grads fp16_master_weights_and_gradients
-                bf16_optimizer_states pin_memory""",
+                bf16_optimizer_states pin_memory partition_activations cpu_checkpointing""",
             SIZE: """
                 reduce_bucket_size sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold
                 stage3_max_live_parameters stage3_max_reuse_distance stage3_model_persistence_threshold""",
@@ -32,7 +32,7 @@ OPTIONS: tuple[Option, ...] = table(
                 contiguous_gradients reduce_scatter memory_efficient_linear
                 zero_quantized_weights zero_quantized_nontrainable_weights
                 zero_quantized_gradients torch_autocast fp32_optimizer_states deepcompile double_buffer tiled_mlp_compute
-                partition_activations cpu_checkpointing contiguous_memory_optimization synchronize_checkpoint_boundary
+                contiguous_memory_optimization synchronize_checkpoint_boundary
                 reentrant_checkpointing offload_optimizer_pin_memory offload_param_pin_memory
                 pipeline_read pipeline_write fast_init prescale_gradients sparse_gradients
                 stage3_use_all_reduce_for_fetch_params zero_init mics_hierarchical_params_gather""",
