@@ -44,6 +44,38 @@ def test_a_llama_of_70_billion_parameters_under_cpu_offload() -> None:
     assert estimate(read_job(job)).peak.allocated_bytes == pytest.approx(13.9 * GIB, rel=0.01)
 
 
+YI_34B = {
+    "model_type": "llama", "hidden_size": 7168, "intermediate_size": 20480, "num_hidden_layers": 60, "num_attention_heads": 56,
+    "num_key_value_heads": 8, "vocab_size": 64000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+QLORA = [("llama-2-7b", 12, 22.38, 464), (YI_34B, 4, 22.98, 2061), ("llama-2-70b", 2, 14.92, 4399)]
+
+
+@pytest.mark.parametrize(("model", "micro_batch", "reserved_gib", "seconds"), QLORA, ids=["7B", "34B", "70B"])
+def test_qlora_with_its_base_on_the_host(model: object, micro_batch: int, reserved_gib: float, seconds: float) -> None:
+    """AnswerDotAI/fsdp_qlora benchmarks_03_2024.md: two RTX 4090, FSDP1 with --use_cpu_offload, 2,048 tokens, 1,024 samples. The rest are
+    train.py's defaults, whose "all" leaves o_proj out."""
+    job = {
+        "model": model,
+        "cluster": "2xRTX-4090-24GB",
+        "data": {"seq_len": 2048, "micro_batch": micro_batch},
+        "engine": {"name": "fsdp1", "options": {"use_orig_params": False}},
+        "precision": "bf16",
+        "recompute": "full",
+        "lora": {
+            "rank": 64,
+            "alpha": 16,
+            "dropout": 0.1,
+            "targets": ["k_proj", "q_proj", "v_proj", "up_proj", "down_proj", "gate_proj"],
+            "base": "nf4",
+        },
+        "offload": {"optimizer": "cpu", "params": "cpu"},
+    }
+    read = read_job(job)
+    assert estimate(read).peak.reserved_bytes == pytest.approx(reserved_gib * GIB, rel=0.08)
+    assert step_time(read).step_s * 1024 / (2 * micro_batch) == pytest.approx(seconds, rel=0.1)
+
+
 TFLOPS = [
     (20, 2048, 32, 36),
     (40, 2048, 32, 36),

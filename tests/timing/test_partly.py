@@ -20,6 +20,7 @@ from ullage.timing.offload import fetched_s
 from ullage.timing.ops import block_work
 from ullage.timing.optimizer import optimizer_s
 from ullage.timing.partly import Trained
+from ullage.timing.states import shard_numels
 from ullage.timing.step import stages, step_time
 from ullage.timing.work import Exchange
 
@@ -210,9 +211,13 @@ def test_adapters_are_stepped_in_their_own_type() -> None:
 def test_from_the_host_comes_the_base_as_it_is_kept() -> None:
     offload = {"optimizer": "cpu", "params": "cpu"}
     job = _sharded({"name": "fsdp2"}, lora={"dtype": "fp32"}, offload=offload)
-    trained, frozen = 1_000_000.0, 50_000_000.0
+    (stage,) = stages(job, graph_of(job))
+    layer = next(one.block for one in stage.elements[0] if one.block.role == "layer")
+    numels = {one: stage.graph.numel(one) / 8 for one in layer.params if not one.buffer}
+    weights, adapters = (sum(n for one, n in numels.items() if one.trainable is trained) for trained in (False, True))
+    assert shard_numels(job, stage.graph, layer) == pytest.approx((adapters, 2 * weights))
     link = host_bytes_per_s(job.cluster.device, "h2d").value
-    assert fetched_s(job, trained, frozen, both=False) == pytest.approx((4 * trained + 2 * frozen) / link)
+    assert fetched_s(job, adapters, 2 * weights, both=False) == pytest.approx((4 * adapters + 2 * weights) / link)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage import dtypes
-from ullage.engines import offloaded
+from ullage.engines import offloaded, quantised
 from ullage.engines.fsdp2.policy import wraps_adapters
-from ullage.engines.quantised import AS_BYTES
 from ullage.errors import Unsupported
 from ullage.job.adapted import PACKED, STORAGE, adapters_type, model_type
 from ullage.job.adapted_experts import packs_experts
@@ -194,12 +193,13 @@ _SHARDS_PACKED = ("transformers", "liger", "torchtune")
 
 def _packed(job: Job) -> tuple[str, ...]:
     """Bases that the job's engine knows: replicas keep all; FSDP shards four bits, but for experts, which axolotl packs as bytes; torchao's
-    have no FSDP1."""
+    have no FSDP1. On the host are those that are sharded: bitsandbytes' scales and levels are attributes that stay."""
     known = _PACKED.get(job.stack, ())
     if job.engine.name in ("single", "ddp") or _replicates_packed(job):
         return known
     sharded = _has_shards_of(job) and dtypes.bits(job.precision.compute) == 16
-    in_reach = sharded and not packs_experts(job) and job.offload.params == "none"
+    moves = job.offload.params == "none" or (job.stack in OF_TRANSFORMERS and quantised.shards(job))
+    in_reach = sharded and moves and not packs_experts(job)
     return tuple(base for base in known if base in PACKED) if in_reach else ()
 
 
@@ -244,7 +244,7 @@ def _storage(job: Job) -> object:
     known: tuple[str, ...] = (
         (job.precision.compute,) if job.stack != "torchtune" else ()
     )  # torchao's is a type of its own
-    known += (AS_BYTES,) if known and job.engine.name == "fsdp2" else ()
+    known += (quantised.AS_BYTES,) if known and job.engine.name == "fsdp2" else ()
     return said if sharded and said not in (None, *known) else None
 
 

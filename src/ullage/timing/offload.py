@@ -21,7 +21,7 @@ from ullage.engines.megatron import hybrid
 from ullage.engines.megatron.offloaded import layers_of, stash
 from ullage.engines.optimizer import MOMENTS
 from ullage.errors import Unsupported
-from ullage.job.adapted import adapters_type, graph_of, model_type
+from ullage.job.adapted import adapters_type, graph_of
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.megatron_offload import one_layer_bytes
@@ -79,12 +79,13 @@ def is_beside(job: Job) -> bool:
 # -- copies
 
 
-def fetched_s(job: Job, trained: float, frozen: float, *, both: bool) -> float:
-    """Parameters of a shard of so many elements brought to the GPU ahead of a gather. both: gradients leave meanwhile."""
+def fetched_s(job: Job, trained: float, frozen_bytes: float, *, both: bool) -> float:
+    """Parameters of a shard of so many trained elements brought to the GPU ahead of a gather, with frozen ones. both: gradients leave
+    meanwhile."""
     if job.offload.params == "none":
         return 0.0
     kept_as = job.precision.params if job.engine.name == "deepspeed" else _master(job)
-    n_bytes = trained * _bytes(kept_as) + frozen * _bytes(model_type(job))
+    n_bytes = trained * _bytes(kept_as) + frozen_bytes
     read = n_bytes / _nvme_bytes_per_s(job) if job.offload.params == "nvme" else 0.0
     return read + n_bytes / _link_bytes_per_s(job, to_host=False, both=both)
 

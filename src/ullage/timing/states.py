@@ -11,7 +11,7 @@ from ullage.engines.fsdp2.policy import reduces_each, units_of
 from ullage.engines.fsdp2.shapes import shard_count
 from ullage.frozen import frozen
 from ullage.hardware.curve import Kind
-from ullage.job.adapted import PACKED
+from ullage.job.adapted import PACKED, model_type
 from ullage.job.bind import is_expert, local_numel
 from ullage.job.job import Job, Layout
 from ullage.memory.rank import Rank
@@ -165,10 +165,15 @@ def _numels_under(graph: Graph, block: Block, tp: int, ep: int, etp: int) -> tup
 
 
 def shard_numels(job: Job, graph: Graph, block: Block) -> tuple[float, float]:
-    """Elements of a block's parameters that a rank keeps: trained ones and frozen ones."""
+    """Of a block's parameters that a rank keeps: elements of the trained ones and bytes of the frozen ones."""
     each = [(numel, shard_count(job, expert=expert)) for expert, numel in _numels(job, graph, block)]
     trained = sum(numel.trained / shards for numel, shards in each)
-    return trained, sum((numel.whole - numel.trained) / shards for numel, shards in each)
+    return trained, sum(_frozen_bytes(job, numel) / shards for numel, shards in each)
+
+
+def _frozen_bytes(job: Job, numel: Numel) -> float:
+    packed = quantised.sharded_bytes(job, numel.packed) if numel.packed and quantised.shards(job) else 0
+    return (numel.whole - numel.trained - numel.packed) * dtypes.bits(model_type(job)) / 8 + packed
 
 
 def _exchange(kind: Kind, axis: str, numel: int, dtype: str) -> Exchange:
