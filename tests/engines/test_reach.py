@@ -23,7 +23,7 @@ def test_what_no_account_reads_is_refused_by_name(engine: dict[str, object], key
         estimate(job(engine, data={"seq_len": 256}, **{key: value}))
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero1"])
+@pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp1", "fsdp2"])
 def test_offload_that_an_engine_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(Unsupported, match=r"offload\.optimizer"):
         estimate(job({"name": name}, data={"seq_len": 256}, offload={"optimizer": "cpu"}))

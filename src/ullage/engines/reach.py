@@ -84,6 +84,8 @@ def refuse_what_is_not_read(job: Job) -> None:
         if value is not None:
             allowed = ", ".join(("bf16", *_packed(job))) if key == "lora.base" else None
             remedy = "use engine fsdp2, which shards four bits" if _shards_packed(job, key) else None
+            if key == "offload.optimizer" and job.engine.name in ("fsdp1", "fsdp2"):
+                remedy = "set offload.params: cpu too, for FSDP moves shards with their states"
             if key == "precision.params":
                 remedy = f"use precision {job.precision.compute}, so that all of a layer is one type, or engine fsdp2"
             raise Unsupported(
@@ -120,8 +122,8 @@ def _offload(part: str) -> Callable[[Job], object]:
         chosen = part == "activations" and any(map(job.engine.options.get, OFFLOADS_OF_MEGATRON))
         known = part in OFFLOADS.get(job.engine.name, ()) or chosen
         if (
-            job.engine.name == "fsdp1" and part == "optimizer"
-        ):  # CPUOffload takes parameters, and with them their states
+            job.engine.name in ("fsdp1", "fsdp2") and part == "optimizer"
+        ):  # they take parameters, and with them their states
             known = job.offload.params != "none"
         return None if place == "none" or known else place
 

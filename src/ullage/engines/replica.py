@@ -13,6 +13,7 @@ from itertools import groupby
 from ullage.engines import offloaded
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, cublas_workspaces, images, optimizer_of, registered, sized
+from ullage.engines.hosted import drops_gradients, hosted
 from ullage.engines.optimizer import Group
 from ullage.engines.quantised import FROZEN
 from ullage.engines.quantised import held as quantised
@@ -259,10 +260,10 @@ class ReplicaStep:
             return []
         named = self._named()
         nodes: list[Node] = [alloc(*one) for one in named]
-        if self.job.grad_clip:
+        if self.job.grad_clip and not drops_gradients(self.job):
             nodes.append(optimizers.clip(optimizers.count(self.groups)))
-        nodes.append(optimizers.step(self.job.optimizer, self.groups))
-        if self.keeps:
+        nodes.append(optimizers.step(self.job.optimizer, hosted(self.job, self.groups).here))
+        if self.keeps and not drops_gradients(self.job):
             nodes.append(Sequence([free(item, count) for item, count in self.gradients()], "zero_grad"))
         return [*nodes, *(free(*one) for one in named)]
 
@@ -274,10 +275,11 @@ def plain(job: Job, graph: Graph, rank: Rank, after_forward: Node = EMPTY) -> Ac
     whole = whole_gradients(graph) if context.tp > 1 else ()
     terms = gradients_of_tokens(graph) if context.sp else ()
     groups = optimizers.stepped(rank, context, dtype, whole_gradients=whole, terms=terms)
-    moments = states(job, groups)
-    on_host = job.offload.optimizer != "none"
+    parts = hosted(job, groups)
+    moments = states(job, parts.here)
     held = [*held_parameters(job, rank), *master(job, rank), *beside(job, context)]
-    in_backward = GradRule(mode="add", temporaries=optimizers.temporaries(job.optimizer))
+    temporaries = optimizers.temporaries(job.optimizer) if steps_in_backward(job) else ()
+    in_backward = GradRule(mode="add", temporaries=temporaries)
     step = ReplicaStep(
         job=job,
         graph=graph,
@@ -285,13 +287,13 @@ def plain(job: Job, graph: Graph, rank: Rank, after_forward: Node = EMPTY) -> Ac
         replayer=replayer_of(job, graph),
         groups=groups,
         after_forward=after_forward,
-        rules=(lambda _micro_batch: in_backward) if steps_in_backward(job) else keep,
+        rules=(lambda _micro_batch: in_backward) if steps_in_backward(job) or drops_gradients(job) else keep,
     )
     return Account(
-        static=(*((item, 1) for item in held if item.bytes), *(() if on_host else moments)),
+        static=(*((item, 1) for item in held if item.bytes), *moments),
         step=step.program(),
-        late=() if on_host else tuple(item for item, _ in moments),
-        host_bytes=(sum(item.bytes * count for item, count in moments) if on_host else 0) + step.host_bytes,
+        late=tuple(item for item, _ in moments),
+        host_bytes=parts.host_bytes + step.host_bytes,
     )
 
 

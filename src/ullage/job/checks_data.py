@@ -106,6 +106,12 @@ def _optimizer_in_backward(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield contradiction("data.grad_accum", job.data.grad_accum, what, "use 1, or a larger micro_batch")
 
 
+def _gradients_on_host(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if job.engine.options.get("offload_gradients") is True and job.data.grad_accum > 1:
+        what = "offload_gradients drops each gradient in every backward, so nothing accumulates"
+        yield contradiction("data.grad_accum", job.data.grad_accum, what, "use 1, or a larger micro_batch")
+
+
 def _reduced_in_place(job: Job, arch: Architecture) -> Iterator[Violation]:
     if job.engine.options.get("reduce_in_place") is not True:
         return
@@ -201,6 +207,7 @@ CHECKS = (
     _checkpoints,
     _lora,
     _optimizer_in_backward,
+    _gradients_on_host,
     _reduced_in_place,
     _cast_once,
     _precision,

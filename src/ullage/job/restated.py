@@ -75,6 +75,10 @@ _RULES: dict[str, tuple[str, _Agrees]] = {
         "offload.activations",
         lambda value, job: value is True or job.stack != "megatron" or job.offload.activations == "none",
     ),
+    "offload_gradients": (
+        "offload.optimizer",
+        lambda value, job: value is False or job.offload.optimizer == "cpu",
+    ),
     "lora_dtype": ("lora", lambda value, job: job.lora is not None),
     "use_dora": ("lora", lambda value, job: value is False or job.lora is not None),
     "use_rslora": ("lora", lambda value, job: value is False or job.lora is not None),

@@ -13,7 +13,7 @@ from ullage.calibration.host import (
     nvme_bytes_per_s,
     thread_elements_per_s,
 )
-from ullage.engines import offloaded
+from ullage.engines import hosted, offloaded
 from ullage.engines.base import flag
 from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
@@ -42,7 +42,7 @@ def refuse(job: Job) -> None:
     offload, engine = job.offload, job.engine.name
     if offload.optimizer == "none" and offload.params == "none":
         return
-    whole = offload.params != "none" if engine in ("fsdp1", "fsdp2") else engine in ("deepspeed", "megatron")
+    whole = offload.params != "none" if engine in ("fsdp1", "fsdp2") else engine in ("deepspeed", "megatron", "single")
     if not whole:
         key, value = "offload.optimizer", offload.optimizer
         raise Unsupported(f"is not timed under engine {engine} without its parameters", key=key, value=value)
@@ -69,11 +69,11 @@ def is_beside(job: Job) -> bool:
     """Whether gradients are copied beside the backward: in pinned memory, on a stream of their own.
 
     DeepSpeed's is the reductions' stream, where ``overlap_comm`` makes one (default at stage 3). FSDP2 copies a gradient that is added
-    to one on the host synchronously (_fsdp_collectives.py, foreach_reduce).
+    to one on the host synchronously (_fsdp_collectives.py, foreach_reduce). torchao's has a stream of its own.
     """
     if job.engine.name == "deepspeed":
         return pins(job) and flag(job.engine.options, "overlap_comm", job.engine.zero_stage == PARAMETERS_SHARDED)
-    return job.data.grad_accum == 1
+    return hosted.is_used(job) or job.data.grad_accum == 1
 
 
 # -- copies
@@ -127,7 +127,9 @@ def returned_s(job: Job, numel: float) -> float:
     n_bytes = numel * _bytes(job.precision.params)
     if job.offload.params == "nvme":
         return n_bytes / _nvme_bytes_per_s(job, write=True)
-    if job.offload.params != "none" or not is_hosted(job):
+    if (
+        job.offload.params != "none" or not is_hosted(job) or hosted.is_used(job)
+    ):  # torchao's copies run beside its steps
         return 0.0
     if job.engine.name == "megatron":
         return 0.0 if hybrid.overlaps(job) else sum(_copied_s(job, numel, to_host=way) for way in (True, False))
@@ -155,7 +157,7 @@ def optimizer_s(job: Job, numel: float) -> float:
     """The step of ``numel`` elements of each rank: all ranks of a node share its memory, and torchrun gives each of several one thread
     (torch distributed/run.py, OMP_NUM_THREADS); DeepSpeed's launcher leaves them all."""
     ranks, whole, numel = _ranks_of_a_node(job), numel, numel * share(job)
-    fused = job.engine.name in ("deepspeed", "megatron") or job.optimizer.impl == "fused"
+    fused = job.engine.name in ("deepspeed", "megatron", "single") or job.optimizer.impl == "fused"
     impl: HostOptimizer = "fused" if fused else "foreach"
     rate = host_optimizer_bytes_per_s(job.cluster.device, impl, ranks).value
     seconds = numel * ranks * _moved_bytes(job, impl) / rate
@@ -163,6 +165,8 @@ def optimizer_s(job: Job, numel: float) -> float:
         seconds = max(seconds, numel / thread_elements_per_s(impl).value)
     if job.engine.name == "megatron" and hybrid.overlaps(job):
         seconds = max(seconds, *(_copied_s(job, whole, to_host=way) for way in (True, False)))
+    if hosted.is_used(job):
+        seconds = max(seconds, numel * _bytes(_master(job)) / _link_bytes_per_s(job, to_host=False, both=False))
     return seconds + _swapped_s(job, numel)
 
 
@@ -174,7 +178,7 @@ def _moved_bytes(job: Job, impl: HostOptimizer) -> float:
     if job.engine.name == "deepspeed":
         clipped = 2 * gradient if job.grad_clip or job.precision.params == "fp16" else 0.0
         return once + clipped + master + _bytes(job.precision.params)
-    if job.engine.name == "megatron":  # clips on the GPU
+    if job.engine.name in ("megatron", "single"):  # clips on the GPU
         return once
     return once + (3 * gradient if job.grad_clip else 0.0)
 

@@ -35,4 +35,4 @@ OPTIONS: tuple[Option, ...] = table(
             TEXT: "report_to",
         },
     },
-)
+) + table({Status.MODELLED: {FLAG: "offload_gradients"}}, engines=("single",))
