@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
@@ -55,7 +56,8 @@ class RankEstimate:
 class Estimate:
     """What ``ullage estimate`` answers; docs/job.md names its JSON form. All sizes are bytes.
 
-    ledger: the account at the peak of the worst rank; its bytes add up to peak.allocated_bytes exactly.
+    verdict: of the card, and of a node's own memory, as far as it is known how much there is. ledger: the account at the peak of the worst
+    rank; its bytes add up to peak.allocated_bytes exactly. host_bytes: of a node.
     """
 
     job: Job
@@ -74,6 +76,11 @@ class Estimate:
     @property
     def defaults(self) -> tuple[str, ...]:
         return self.job.defaults
+
+    @property
+    def is_over_host(self) -> bool:
+        """Whether the verdict is the host's, whatever the card's."""
+        return over_host(self.job, self.host_bytes)
 
     @property
     def cache_fills(self) -> bool:
@@ -98,9 +105,10 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
     trainable = graph.parameter_count(trainable=True)
     layers = [run.block for run in graph.runs if run.block.role == "layer"]
     again = unmet(job.recompute, layers, context_of(held, graph))
+    host_bytes = host_bytes_of(job, [one.account for one in found])
     return Estimate(
         job=job,
-        verdict=verdict_of(bracket, device.capacity_bytes),
+        verdict="oom" if over_host(job, host_bytes) else verdict_of(bracket, device.capacity_bytes),
         capacity_bytes=device.capacity_bytes,
         peak=PeakEstimate(
             rank=worst.ranks.start,
@@ -113,13 +121,25 @@ def estimate(job: Job, graph: Graph | None = None) -> Estimate:
         ),
         ranks=tuple(one.summary() for one in found),
         ledger=ledger(worst.peak),
-        host_bytes=worst.account.host_bytes * job.cluster.gpus_per_node,
+        host_bytes=host_bytes,
         parameters=graph.parameter_count(),
         trainable_parameters=trainable,
         flops_per_step=_flops_per_step(job, graph),
         outside=tuple((one.what, one.bytes, one.provenance) for one in worst.overheads),
         warnings=(*job.warnings, *left_out(job), *untrained(graph), *again, *worst.account.warnings),
     )
+
+
+def host_bytes_of(job: Job, accounts: Iterable[Account]) -> int:
+    """Of the node that needs most, all of whose ranks are taken as the one that does; device_map is one process."""
+    each = [one.host_bytes for one in accounts]
+    return sum(each) if job.engine.name == "single" else max(each) * min(job.cluster.gpus_per_node, job.layout.world)
+
+
+def over_host(job: Job, host_bytes: int) -> bool:
+    """Whether a node has not the memory, as far as it is known how much there is."""
+    memory = job.cluster.host_memory_bytes
+    return memory is not None and host_bytes > memory
 
 
 def verdict_of(bracket: Interval, capacity_bytes: int) -> Verdict:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ullage import dtypes
 from ullage.engines import routing
 from ullage.engines.base import Account, context_of
-from ullage.engines.estimate import Estimate, Verdict, verdict_of
+from ullage.engines.estimate import Estimate, Verdict, over_host, verdict_of
 from ullage.engines.fsdp2.policy import types_of, units_of
 from ullage.engines.fsdp2.units import Unit
 from ullage.engines.interval import interval
@@ -93,8 +93,7 @@ class _Rank:
 
     def verdict(self, allocated_bytes: int, host_bytes: int) -> Verdict:
         cluster = self.job.cluster
-        memory = cluster.host_memory_bytes
-        if memory is not None and host_bytes > memory:
+        if over_host(self.job, host_bytes):
             return "oom"
         outside = outside_allocator(cluster, self.account.groups, eager=self.account.eager)
         return verdict_of(interval(self.job, self.account, allocated_bytes, outside), cluster.device.capacity_bytes)

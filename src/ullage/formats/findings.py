@@ -181,7 +181,7 @@ def _micro_batch(reading: Reading, job: Job, answer: Estimate) -> Iterator[Findi
 
 def _host_memory(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding]:
     host = job.cluster.host_memory_bytes
-    if host is not None and answer.host_bytes > host:
+    if host is not None and answer.is_over_host:
         yield Finding(
             severity="error",
             key=_key(reading, "offload.optimizer"),
@@ -204,7 +204,7 @@ def _master(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding]:
 
 
 def _verdict_itself(reading: Reading, job: Job, answer: Estimate) -> Iterator[Finding]:
-    if answer.verdict == "fits":
+    if answer.verdict == "fits" or answer.is_over_host:  # which _host_memory tells
         return
     peak, capacity = answer.peak, answer.capacity_bytes
     oom = answer.verdict == "oom"

@@ -75,7 +75,9 @@ class ExactRoom:
         return answer.verdict == "fits" or (self._tight and answer.verdict == "tight")
 
     def needed_bytes(self, answer: Estimate) -> int:
-        """The end of its interval that decides."""
+        """The end of its interval that decides, or what a node needs that has too little of its own."""
+        if answer.is_over_host:
+            return answer.host_bytes
         return answer.peak.low_bytes if self._tight else answer.peak.high_bytes
 
     def has_room(self, strategy: Strategy, job: Job, *, simulated: bool) -> bool:

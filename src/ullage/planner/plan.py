@@ -212,7 +212,13 @@ def _nothing(want: Wanted, search: Search) -> Nothing:
     end = END[want.tight]
     why = f"every strategy's {end} estimate is above a device's memory for its states and what its forwards leave behind alone"
     if missed is not None:
-        why = f"the most promising: {strategy(missed.job)}; its {end} estimate is {format_bytes(missed.needed_bytes)} a device"
+        needed = format_bytes(missed.needed_bytes)
+        said = (
+            f"a node would need {needed} of its own memory"
+            if missed.on_host
+            else f"its {end} estimate is {needed} a device"
+        )
+        why = f"the most promising: {strategy(missed.job)}; {said}"
     return Nothing(why=why, remedies=tuple(remedies(want, _anything_fits)))
 
 

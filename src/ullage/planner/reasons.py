@@ -65,6 +65,9 @@ END = {False: "high", True: "low"}
 def better_but_too_large(found: Found, missed: Missed | None, *, tight: bool = False) -> Iterator[str]:
     if missed is not None and missed.value < found.value:
         job = missed.job
+        if missed.on_host:
+            yield f"better, but too large: {strategy(job)}; a node would need {format_bytes(missed.needed_bytes)} of its own memory"
+            return
         over = missed.needed_bytes - job.cluster.device.capacity_bytes
         yield f"better, but too large: {strategy(job)}; its {END[tight]} estimate is {format_bytes(over)} above the device's memory"
 

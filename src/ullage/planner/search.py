@@ -386,7 +386,8 @@ class Search:
             return Found(job=job, time=timed.time, estimate=answer, value=value)
         if self.missed is None:
             needed_bytes = self._exact.needed_bytes(answer) if answer is not None else too_large
-            self.missed = Missed(job=job, value=value, needed_bytes=needed_bytes)
+            on_host = answer is not None and answer.is_over_host
+            self.missed = Missed(job=job, value=value, needed_bytes=needed_bytes, on_host=on_host)
         self.counts.evaluated -= 1
         self._left_out(strategy, timed.at, exact=answer is not None)
         return None

@@ -34,11 +34,12 @@ class Found:
 @frozen
 class Missed:
     """The most promising strategy that does not fit: what memory costs. needed_bytes: of its device, by its high estimate; of tight ones
-    by the low one."""
+    by the low one. on_host: of a node, whose own memory is what is short."""
 
     job: Job
     value: Value
     needed_bytes: int
+    on_host: bool = False
 
 
 @dataclass

@@ -88,7 +88,9 @@ def learnt_otherwise(job: Job) -> Iterator[Change]:
 def off_host(job: Job) -> Iterator[Change]:
     """Blocks that are not pinned are not rounded up to powers of two; then fewer bytes for each parameter; then the card."""
     if job.offload.optimizer != "none" or job.offload.params != "none":
-        yield {"engine.options.pin_memory": False}
+        megatron = job.engine.name == "megatron"
+        pinning = ("pin_cpu_grads", "pin_cpu_params") if megatron else ("pin_memory",)
+        yield {f"engine.options.{name}": False for name in pinning}
         yield {WEIGHTS: "bf16"}
         yield {"offload.params": "none"}
         yield {"offload.optimizer": "none", "offload.params": "none"}

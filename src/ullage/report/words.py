@@ -130,6 +130,12 @@ def verdict(estimate: Estimate) -> str:
         return f"It fits; {CACHE_FILLS}."
     if estimate.verdict == "fits":
         return f"Even the high estimate leaves {in_gib(capacity - peak.high_bytes)} of {in_gib(capacity)} free."
+    there = estimate.job.cluster.host_memory_bytes
+    if estimate.is_over_host and there is not None:
+        return (
+            f"A node's own memory is {in_gib(there)}, and what waits there takes {in_gib(estimate.host_bytes)}; "
+            "cluster.host_memory says how much yours have."
+        )
     if estimate.verdict == "oom":
         return (
             f"Even the low estimate is {in_gib(peak.low_bytes - capacity)} more than the {in_gib(capacity)} there are."

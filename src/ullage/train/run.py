@@ -43,7 +43,7 @@ def train(job: Job, training: Training, tell: Callable[[Step], None] | None = No
         raise Infeasible(
             "does not fit, even by the low estimate",
             key="job",
-            value=f"{expected.peak.low_bytes:,} of {expected.capacity_bytes:,} bytes a GPU",
+            value=_against(expected),
             remedy="ullage plan finds what fits; --force starts it all the same",
         )
     if place() is None:  # before there are ranks that wait for it
@@ -53,6 +53,12 @@ def train(job: Job, training: Training, tell: Callable[[Step], None] | None = No
     predicted = expected.peak.allocated_bytes if expected is not None else None
     found: Trained | None = _on_ranks("ullage.train.loop", "train", job, training, tell, predicted)
     return found
+
+
+def _against(expected: Estimate) -> str:
+    if expected.is_over_host:
+        return f"{expected.host_bytes:,} of {expected.job.cluster.host_memory_bytes:,} bytes of a node"
+    return f"{expected.peak.low_bytes:,} of {expected.capacity_bytes:,} bytes a GPU"
 
 
 def fit(job: Job) -> Estimate | None:
