@@ -17,7 +17,7 @@ from ullage.engines import hosted, offloaded
 from ullage.engines.base import flag
 from ullage.engines.deepspeed.offload import pins
 from ullage.engines.deepspeed.options import version_of
-from ullage.engines.megatron import hybrid
+from ullage.engines.megatron import hybrid, stowed
 from ullage.engines.megatron.offloaded import layers_of, stash
 from ullage.engines.optimizer import MOMENTS
 from ullage.errors import Unsupported
@@ -125,6 +125,8 @@ def returned_s(job: Job, numel: float) -> float:
     """Stepped parameters of a shard of ``numel`` elements copied to the GPU, where they stay there; to NVMe, where they come from it.
     Megatron's with the gradients that it copied to the host before."""
     n_bytes = numel * _bytes(job.precision.params)
+    if stowed.is_used(job):
+        return _fetched_s(job, numel)
     if job.offload.params == "nvme":
         return n_bytes / _nvme_bytes_per_s(job, write=True)
     if (
@@ -135,6 +137,13 @@ def returned_s(job: Job, numel: float) -> float:
         return 0.0 if hybrid.overlaps(job) else sum(_copied_s(job, numel, to_host=way) for way in (True, False))
     pinned = job.engine.zero_stage < PARAMETERS_SHARDED and version_of(job) >= PINNED_PARAMETERS and pins(job)
     return n_bytes / host_bytes_per_s(job.cluster.device, "h2d", pinned=pinned).value
+
+
+def _fetched_s(job: Job, numel: float) -> float:
+    """Megatron's states of ``numel`` elements of a rank that come for their update; that they go is hidden beside the next forward, or
+    beside those that come."""
+    moved = stowed.fraction(job) * stowed.bytes_of(job, numel)
+    return moved / host_bytes_per_s(job.cluster.device, "h2d", both=stowed.chunk_bytes(job) > 0).value
 
 
 def _copied_s(job: Job, numel: float, *, to_host: bool) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.engines.base import Account, context_of, flag, pinned, shard, sized
-from ullage.engines.megatron import hybrid, narrow, offloaded
+from ullage.engines.megatron import hybrid, narrow, offloaded, stowed
 from ullage.engines.megatron.buffers import buffers, dummy_gradients, workspaces
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, ShardedBlocks, shards
 from ullage.engines.megatron.graphs import capture, layers_in_flight, static_buffers, warms_up, without_graphs
@@ -31,6 +31,7 @@ from ullage.schedule.base import Kind
 def account(job: Job, graph: Graph, rank: Rank) -> Account:
     offloaded.refuse(job, graph.layers)
     hybrid.refuse(job)
+    stowed.refuse(job)
     context = context_of(job, graph)
     fused = flag(job.engine.options, "gradient_accumulation_fusion", True)
     replayer = Replayer(
@@ -60,8 +61,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         first=captured,
         before=without_graphs(job) if warm else None,
         step=_step(job, rank, replayer, rule),
-        host_bytes=_host_bytes(job, rank, replayer)
-        + sum(hybrid.host_bytes(job, *tensors) for tensors in _stepped(job, rank)),
+        host_bytes=_host_bytes(job, rank, replayer) + _states_on_host(job, rank),
         groups=_groups(job),
     )
 
@@ -70,6 +70,13 @@ def _stepped(job: Job, rank: Rank) -> list[tuple[list[int], tuple[int, ...]]]:
     """Of each of Megatron's optimizers (dense parameters', experts'): elements of the rank's parameters, and of its pieces of them."""
     both = ((expert, trained_tensors(rank, expert=expert)) for expert in (False, True))
     return [(tensors, shard(tensors, shards(job, expert))) for expert, tensors in both if tensors]
+
+
+def _states_on_host(job: Job, rank: Rank) -> int:
+    return sum(
+        hybrid.host_bytes(job, tensors, pieces) + stowed.host_bytes(job, pieces)
+        for tensors, pieces in _stepped(job, rank)
+    )
 
 
 def _host_bytes(job: Job, rank: Rank, replayer: Replayer) -> int:
@@ -145,7 +152,11 @@ def _step(job: Job, rank: Rank, replayer: Replayer, rule: GradRule) -> Node:
         held = boundary_grad(stream.bytes)
         passes = Sequence([alloc(held), passes, free(held)])
     ahead = _fetched_ahead(replayer, rank)
-    return Sequence([*(alloc(item) for item in ahead), passes, *(free(item) for item in ahead), _optimizer(job, rank)])
+    fetched = stowed.window(job, [pieces for _, pieces in _stepped(job, rank)])
+    update = _optimizer(job, rank)
+    if fetched:
+        update = Sequence([*map(alloc, fetched), update, *map(free, fetched)], "optimizer step")
+    return Sequence([*(alloc(item) for item in ahead), passes, *(free(item) for item in ahead), update])
 
 
 def _fetched_ahead(replayer: Replayer, rank: Rank) -> list[Item]:

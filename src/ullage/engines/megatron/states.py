@@ -6,7 +6,7 @@ Sources: megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optim
 from __future__ import annotations
 
 from ullage.engines.base import shard, sized
-from ullage.engines.megatron import hybrid, narrow
+from ullage.engines.megatron import hybrid, narrow, stowed
 from ullage.engines.megatron.fsdp import GRADIENTS_SHARDED, PARAMETERS_SHARDED, shards
 from ullage.frozen import frozen
 from ullage.job.job import Job
@@ -95,7 +95,8 @@ def _states_of(job: Job, tensors: list[int], whole: list[int], expert: bool) -> 
     group = shards(job, expert)
     pieces = shard(tensors, group)
     precision = job.precision
-    stay = pieces[hybrid.going(pieces, hybrid.fraction(job)) :]
+    here = pieces[stowed.count(job, pieces) :]
+    stay = here[hybrid.going(here, hybrid.fraction(job)) :]
     over = {least: group if job.engine.zero_stage >= least else 1 for least in (GRADIENTS_SHARDED, PARAMETERS_SHARDED)}
 
     def optimizer(what: str, dtype: str, here: tuple[int, ...]) -> Item | None:
@@ -120,11 +121,11 @@ def _states_of(job: Job, tensors: list[int], whole: list[int], expert: bool) -> 
             shards=over[GRADIENTS_SHARDED],
             why="" if job.engine.zero_stage >= GRADIENTS_SHARDED else "never sharded",
         ),
-        main=optimizer("main parameters", precision.master or "", stay if hybrid.is_aware(job) else pieces)
+        main=optimizer("main parameters", precision.master or "", stay if hybrid.is_aware(job) else here)
         if two_copies
         else None,
         moments=tuple(found for one in moments if (found := optimizer(one, job.optimizer.state, stay))),
-        opening=hybrid.opening(job, tensors, which),
+        opening=hybrid.opening(job, tensors, which) or stowed.opening(job, pieces, which),
         copied=hybrid.gradients(job, pieces, which),
     )
 

@@ -17,7 +17,8 @@ OPTIONS: tuple[Option, ...] = table(
                 bias_swiglu_fusion bias_gelu_fusion bias_dropout_fusion masked_softmax_fusion attention_softmax_in_fp32
                 apply_rope_fusion cross_entropy_loss_fusion qk_layernorm multi_latent_attention deterministic_mode
                 create_attention_mask_in_dataloader optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d
-                pin_cpu_grads pin_cpu_params cpu_offloading cpu_offloading_activations cpu_offloading_weights
+                pin_cpu_grads pin_cpu_params chunked_optimizer_state_offload offload_optimizer_states
+                cpu_offloading cpu_offloading_activations cpu_offloading_weights
                 moe_grouped_gemm moe_permute_fusion moe_pad_expert_input_to_capacity
                 moe_router_force_load_balancing mtp_use_repeated_layer use_fused_weighted_squared_relu
                 account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split""",
@@ -25,8 +26,10 @@ OPTIONS: tuple[Option, ...] = table(
                 transformer_impl cross_entropy_fusion_impl moe_token_dispatcher_type moe_router_load_balancing_type partition_method
                 position_embedding_type normalization""",
             NUMBER: "moe_expert_capacity_factor",
-            SHARE: "optimizer_offload_fraction",
-            COUNT: "checkpoint_num_layers cuda_graph_warmup_steps cpu_offloading_num_layers",
+            SHARE: "optimizer_offload_fraction optimizer_state_offload_fraction",
+            COUNT: """
+                checkpoint_num_layers cuda_graph_warmup_steps cpu_offloading_num_layers
+                optimizer_state_offload_chunk_size_mb""",
             DTYPE: "moe_router_dtype megatron_fsdp_main_grads_dtype",
             # These say again what a key of the job says; restated.py holds the two together.
             ANY: "recompute_granularity recompute_method recompute_num_layers recompute_modules",
