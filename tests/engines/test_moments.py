@@ -106,3 +106,14 @@ def test_evaluation_keeps_the_logits_of_a_head_of_whole_sequences() -> None:
     classes = {"base": "bert-base-uncased", "architectures": ["BertForSequenceClassification"]}
     assert found(model=classes, **keys)["evaluation"].kept_bytes == 8 * 512
     assert found(model="bert-base-uncased", **keys)["evaluation"].kept_bytes == 8 * 32 * 512 * 30522 * 4
+
+
+def test_loading_has_the_shards_of_an_offload_beside_the_whole() -> None:
+    """One rank reads all; FSDP2's CPU offload pins each shard, a block that is a power of two as large; ZeRO-3's are one for all, whether
+    they stay on the cards or not."""
+    offload = {"optimizer": "cpu", "params": "cpu"}
+    for engine in ({"name": "fsdp2"}, {"name": "deepspeed", "zero_stage": 3}):
+        kept, gone = (found(engine=engine, offload=where)["loading"].host_bytes for where in ({}, offload))
+        shards = gone - kept
+        assert kept == pytest.approx(PARAMETERS * (4 if engine["name"] == "fsdp2" else 2), rel=0.02)
+        assert kept <= shards < 2 * kept

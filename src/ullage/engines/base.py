@@ -30,7 +30,8 @@ class Account:
     first: what runs once before the ``late`` states exist (the capture of CUDA graphs).
     before: the job as its first steps run it, after which the allocator gives back what it does not use (without CUDA graphs yet).
     load: how the rest of ``static`` comes about, where loading passes through copies; None: allocated one after another.
-    host_bytes: host memory of this rank's process (offloaded states).
+    host_bytes: host memory of this rank's process (offloaded states). host_at_load_bytes: of these, the shards that loading makes of
+    weights which are whole beside them.
     eager: run on software from before CUDA 11.7 and NCCL 2.22, which loads and connects everything at the start.
     """
 
@@ -41,6 +42,7 @@ class Account:
     first: Node | None = None
     before: Job | None = None
     host_bytes: int = 0
+    host_at_load_bytes: int = 0
     eager: bool = False
     groups: tuple[tuple[str, int, int], ...] = ()
     warnings: tuple[str, ...] = ()

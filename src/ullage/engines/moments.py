@@ -119,18 +119,23 @@ def _loading(ranks: list[_Rank]) -> Moment:
     job = ranks[0].job
     found = [(one, one.account.loading.peak_bytes + _whole_at_load(one)) for one in ranks]
     copies, what = _loaded_on_host(job)
-    return _worst("loading", found, copies * max(one.parameter_bytes for one in ranks), what)
+    whole = copies * max(one.parameter_bytes for one in ranks)
+    local = min(job.cluster.gpus_per_node, job.layout.world)
+    return _worst("loading", found, whole + local * max(one.account.host_at_load_bytes for one in ranks), what)
 
 
 def _loaded_on_host(job: Job) -> tuple[int, str]:
     """Whole copies of the weights on a node's host, and how they come to be there.
 
-    Sources: transformers modeling_utils.py (from_pretrained; of FSDP local_torch_dtype and is_local_dist_rank_0), accelerate
-    utils/fsdp_utils.py (fsdp2_load_full_state_dict), torchtitan train.py (a model on meta, its shards made where they stay).
+    Sources: transformers modeling_utils.py (from_pretrained; of FSDP local_torch_dtype and is_local_dist_rank_0; of ZeRO-3 of 5.24: other
+    ranks than the first read meta tensors, and those before read the same mapped files), accelerate utils/fsdp_utils.py
+    (fsdp2_load_full_state_dict), torchtitan train.py (a model on meta, its shards made where they stay).
     """
     if job.stack not in OF_TRANSFORMERS:
         return 0, "each rank makes its own part where it stays; a checkpoint is read part by part"
-    if job.engine.name in FSDP:
+    is_packed = job.lora is not None and job.lora.base != "bf16"
+    partitions = job.engine.name == "deepspeed" and job.engine.zero_stage == 3 and not is_packed
+    if job.engine.name in FSDP or partitions:
         return 1, "one rank reads all weights on the host and sends them to the others, which keep their shards"
     local = min(job.cluster.gpus_per_node, job.layout.world)
     return local, "every rank reads all weights on the host, and moves them"

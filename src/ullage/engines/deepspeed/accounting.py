@@ -53,6 +53,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         groups=_groups(job),
         eager=knobs.version <= FORK_OF_2022,
         host_bytes=offload.host_bytes(job, held, knobs) + _inputs_on_host(rank, job, replayer),
+        host_at_load_bytes=offload.parameters_bytes(job, held, knobs),
     )
 
 

@@ -23,7 +23,7 @@ _PINNED = (0, 17, 0)  # pin_memory is the default from here on
 
 
 def host_bytes(job: Job, held: Held, knobs: Knobs) -> int:
-    return _optimizer(job, held, knobs) + _parameters(job, held, knobs)
+    return _optimizer(job, held, knobs) + parameters_bytes(job, held, knobs)
 
 
 def _optimizer(job: Job, held: Held, knobs: Knobs) -> int:
@@ -47,7 +47,7 @@ def _optimizer(job: Job, held: Held, knobs: Knobs) -> int:
     return sum(pinned(size) if pins(job) else size for size in [*optimizer, *staged]) + moments
 
 
-def _parameters(job: Job, held: Held, knobs: Knobs) -> int:
+def parameters_bytes(job: Job, held: Held, knobs: Knobs) -> int:
     """One buffer of the trained ones' shards; with NVMe of as many as it may keep, beside the buffers of those that are on their way from
     files, and of a sub-group on its way back (swap_tensor/partitioned_param_swapper.py). Frozen shards have blocks of their own, and
     hpZ's second ones."""

@@ -10,7 +10,7 @@ from ullage.engines.fsdp2 import captured
 from ullage.engines.fsdp2.flat import as_autograd_sees
 from ullage.engines.fsdp2.pipelined import PipelinedStep, receive_buffers
 from ullage.engines.fsdp2.policy import units_of, unwrapped
-from ullage.engines.fsdp2.states import beside, host_bytes, packed, states
+from ullage.engines.fsdp2.states import beside, host_bytes, packed, pinned_shards, states
 from ullage.engines.fsdp2.step import Step
 from ullage.engines.recompute import stops_early
 from ullage.engines.replica import plain
@@ -53,6 +53,7 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
         step=captured.placed(job, graph, program) if captured.is_captured(job) else program,
         late=tuple(item for item, _ in static if item.category == "optimizer"),
         host_bytes=host_bytes(job, rank, units) + step.host_bytes,
+        host_at_load_bytes=pinned_shards(job, rank, units),
         groups=_groups(job),
     )
 

@@ -63,15 +63,23 @@ def host_bytes(job: Job, rank: Rank, units: list[Units]) -> int:
     """
     if job.offload.params == "none":
         return 0
-    dtype = types_of(job).original
-    shards = sum(
-        copies * (2 if shape.trainable else 1) * pinned(dtypes.size_bytes(shape.padded, shape.original or dtype))
-        for shape, copies in shapes_on(rank, units)
-    )
+    gradients = pinned_shards(job, rank, units, trainable=True)
     moments = optimizer.states(
         optimizer_of(job), stepped(job, rank, units), momentum=bool(job.engine.options.get("momentum"))
     )
-    return shards + sum(item.bytes * count for item, count in moments)
+    return pinned_shards(job, rank, units) + gradients + sum(item.bytes * count for item, count in moments)
+
+
+def pinned_shards(job: Job, rank: Rank, units: list[Units], *, trainable: bool = False) -> int:
+    """Of the shards that are on the host, each a block. trainable: of those that have gradients alone."""
+    if job.offload.params == "none":
+        return 0
+    dtype = types_of(job).original
+    return sum(
+        copies * pinned(dtypes.size_bytes(shape.padded, shape.original or dtype))
+        for shape, copies in shapes_on(rank, units)
+        if shape.trainable or not trainable
+    )
 
 
 def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
