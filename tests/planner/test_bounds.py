@@ -12,7 +12,7 @@ from ullage.engines.registry import ranks_of
 from ullage.job.job import Loss
 from ullage.memory.chunk import CHECKPOINT, PLAIN
 from ullage.model.graph import ROUTED
-from ullage.planner.bounds import again_s, evenly_bound_s, modes
+from ullage.planner.bounds import evenly_bound_s
 from ullage.planner.costs import _kept_by
 from ullage.planner.cuts import layers_again
 from ullage.planner.shapes import ShapeCosts
@@ -128,21 +128,15 @@ def test_the_rank_with_the_head_keeps_no_less_than_it_leaves_behind(name: str, e
 
 @pytest.mark.parametrize(("name", "engine"), CASES)
 def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: str) -> None:
-    """What a look adds for recomputation is no more than the first recomputation that the bound of memory leaves takes."""
+    """No look says that more layers must be recomputed than the first recomputation has that the bound of memory leaves."""
     search = following(space(name), engine, seed=4, exhaustive=False)
     for one in followed(search, MANY):
         strategy = one.strategy
-        first = search._first_that_may_fit(strategy)
-        recompute = strategy.family.kinds[first]
-        job = strategy.job
-        cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), family=strategy.family)
+        job, family = strategy.job, strategy.family
+        cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), family=family)
         again = layers_again(cut, strategy.stages, [job], flights(job), search._room[id(strategy.base)])
-        if again is None or recompute.kind not in ("none", "layers", "full"):
-            continue
-        for stage, layers in zip(strategy.stages, again, strict=True):
-            runs = [run for part in stage.chunks for run in modes(part, recompute)]
-            exact = sum(count * strategy.costs.again_s(kind, how) for kind, count, how in runs)
-            assert again_s(strategy.costs, stage, layers) <= exact * SLACK + 1e-12
+        if again is not None:
+            assert family.kinds.index(family.at_least(max(again))) <= search._first_that_may_fit(strategy), job
 
 
 def _whole_s(costs: ShapeCosts) -> float:

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.errors import Infeasible, InvalidInput, UnknownName
-from ullage.schedule import Action, actions, bubble_fraction, compact, finish_times, in_flight, torch_group_size
+from ullage.schedule import (
+    Action,
+    actions,
+    bubble_fraction,
+    chunks_in_flight,
+    compact,
+    finish_times,
+    in_flight,
+    torch_group_size,
+)
 
 PLAIN = ("1f1b", "gpipe", "interleaved-1f1b")
 
@@ -93,6 +102,13 @@ def test_interleaved_in_flight_as_torch_has_it(
         "interleaved-1f1b", stages=stages, micro_batches=micro_batches, chunks=chunks, group_size=group_size
     )
     assert [in_flight(mine) for mine in ranks] == expected
+
+
+def test_chunks_in_flight_are_the_first_forwards() -> None:
+    """Of 4 ranks with 2 chunks, turned to after 4 micro-batches, as torch counts them above: 4 of the first chunk, 4 of the second, and
+    so on, before the first backward has run."""
+    ranks = every_rank("interleaved-1f1b", stages=4, micro_batches=8, chunks=2, group_size=4)
+    assert [chunks_in_flight(mine, 2) for mine in ranks] == [(7, 4), (5, 4), (4, 3), (4, 1)]
 
 
 def test_interleaved_order_is_megatrons_table() -> None:

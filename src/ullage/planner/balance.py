@@ -319,7 +319,7 @@ class Balance:
         for ranks, rank, flights in _groups(pipe.ranks, pipe.micro_batches):
             free_s = -(rank * (costs.shortest_s + 2 * pipe.send_s) + (costs.first_s if rank else 0.0)) * each
             wire_s, at_end = free_s, room
-            plain = least = room + flights * sent  # what a forward sends on may be gone (bounds.py, chunk_bytes)
+            plain = least = room + flights * sent  # what a forward sends on may be gone (bounds.py, in_flight_bytes)
             if not rank:
                 free_s -= first.compute_s
                 wire_s -= first.wire_s

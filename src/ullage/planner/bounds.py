@@ -21,7 +21,7 @@ from ullage.job.job import Job, Recompute
 from ullage.planner.costs import GridCosts
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
-from ullage.planner.stages import Counts, Stage, flights
+from ullage.planner.stages import Counts, Flights, Stage, flights
 from ullage.planner.states import EachElement, each_element
 from ullage.timing.gradients import accumulated_bytes, once_bytes
 from ullage.timing.machine import exchange_cost, moved_s
@@ -330,39 +330,37 @@ class MemoryBound:
     def stage_bytes(self, costs: ShapeCosts, stage: Stage, job: Job, recompute: Recompute) -> float:
         """With the pipeline full, or with all gradients: whichever is more."""
         kept, end = self.states_bytes(Held(costs, stage), each_element(job))
-        return max(kept + flights(job)[stage.index] * chunk_bytes(costs, stage, recompute), end)
+        return max(kept + in_flight_bytes(costs, stage, flights(job)[stage.index], recompute), end)
 
     def may_fit(self, costs: ShapeCosts, stages: Sequence[Stage], job: Job, recompute: Recompute) -> bool:
         stages = [one for one in stages if one.first_of_kind]
         return all(self.stage_bytes(costs, one, job, recompute) <= self.room_bytes for one in stages)
 
     def layers_again(
-        self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float, family: Family
+        self, costs: ShapeCosts, stage: Stage, in_flight: Flights, states_bytes: float, family: Family
     ) -> int | None:
         """The fewest layers of a chunk that are recomputed; None: even all is not enough.
 
-        in_flight: forwards of one of its chunks; states_bytes: what it holds beside them. Both at the least.
+        states_bytes: what it holds beside what is in flight, at the least.
         """
-        over = states_bytes + in_flight * chunk_bytes(costs, stage, family.kinds[0]) - self.room_bytes
+        over = states_bytes + in_flight_bytes(costs, stage, in_flight, family.kinds[0]) - self.room_bytes
         if over <= 0:
             return 0
         if not family.layered:
             return None
         plain, checkpointed = costs.kept(NONE), costs.kept(FULL)
-        saved = in_flight * max(
-            (plain[kind] - checkpointed[kind] for kind, _, layer in stage.counts if layer), default=0
-        )
-        if saved * max(_layers(part) for part in stage.chunks) < over:
+        saved = max((plain[kind] - checkpointed[kind] for kind, _, layer in stage.counts if layer), default=0)
+        if saved * sum([many * _layers(part) for many, part in zip(in_flight, stage.chunks, strict=True)]) < over:
             return None
-        return ceil(over / saved * _ROUNDING)
+        return ceil(over / (saved * sum(in_flight)) * _ROUNDING)
 
-    def modules_again_s(self, costs: ShapeCosts, stage: Stage, in_flight: int, states_bytes: float) -> float | None:
+    def modules_again_s(self, costs: ShapeCosts, stage: Stage, in_flight: Flights, states_bytes: float) -> float | None:
         """The least seconds of a micro-batch that sets of modules take again with which it fits, or nothing does."""
-        most = (self.room_bytes - states_bytes) / in_flight
-        if _smallest_chunk(costs, stage, costs.smallest) > most:
+        most = self.room_bytes - states_bytes
+        if _kept_bytes(costs, stage, in_flight, costs.smallest) > most:
             return None
         plain = costs.kept(NONE)
-        if _smallest_chunk(costs, stage, plain) <= most:
+        if _kept_bytes(costs, stage, in_flight, plain) <= most:
             return 0.0
         layers = costs.grid.groups.layers
         counted = [(at, count) for kind, count, layer in stage.counts if layer for at in (layers.index(kind),)]
@@ -371,16 +369,32 @@ class MemoryBound:
             kept = list(plain)
             for kind, left in zip(layers, one.left_bytes, strict=True):
                 kept[kind] += left
-            if _smallest_chunk(costs, stage, kept) <= most:
+            if _kept_bytes(costs, stage, in_flight, kept) <= most:
                 seconds = sum([count * one.again_s[at] for at, count in counted])
                 least = seconds if least is None else min(least, seconds)
         return least
 
 
-def _smallest_chunk(costs: ShapeCosts, stage: Stage, kept: Sequence[int]) -> int:
-    """``chunk_bytes`` of blocks that keep so much each, by kind."""
-    found = min([sum([count * kept[kind] for kind, count, _ in part]) for part in set(stage.chunks)])
-    return found if stage.both_ends else found - costs.sent_bytes
+def in_flight_bytes(costs: ShapeCosts, stage: Stage, in_flight: Flights, recompute: Recompute) -> int:
+    """What forwards leave behind that are in flight; what they send on may be gone (Megatron's deallocate_pipeline_outputs)."""
+    if recompute.kind != "layers":
+        return _kept_bytes(costs, stage, in_flight, costs.kept(recompute))
+    known: dict[Counts, int] = {}
+    for part in stage.chunks:
+        if part not in known:
+            known[part] = sum([count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute)])
+    return _less_sent(costs, stage, in_flight, [known[part] for part in stage.chunks])
+
+
+def _kept_bytes(costs: ShapeCosts, stage: Stage, in_flight: Flights, kept: Sequence[int]) -> int:
+    """The same of blocks that keep so much each, by kind."""
+    known = {part: sum([count * kept[kind] for kind, count, _ in part]) for part in set(stage.chunks)}
+    return _less_sent(costs, stage, in_flight, [known[part] for part in stage.chunks])
+
+
+def _less_sent(costs: ShapeCosts, stage: Stage, in_flight: Flights, each: Sequence[int]) -> int:
+    sent = 0 if stage.both_ends else costs.sent_bytes
+    return sum([many * (one - sent) for many, one in zip(in_flight, each, strict=True)])
 
 
 _ROUNDING = 1 - 1e-12
@@ -391,23 +405,5 @@ def longer_by(time: StageTime, seconds: float) -> StageTime:
     return replace(time, both_s=time.both_s + seconds)
 
 
-def again_s(costs: ShapeCosts, stage: Stage, layers: int) -> float:
-    """The least seconds that a rank recomputes of a micro-batch, this many layers of each chunk."""
-    if not layers:
-        return 0.0
-    shortest = min(costs.again_s(kind, FULL) for kind, _, layer in stage.counts if layer)
-    return shortest * sum(min(layers, _layers(part)) for part in stage.chunks)
-
-
 def _layers(part: Counts) -> int:
     return sum(count for _, count, layer in part if layer)
-
-
-def chunk_bytes(costs: ShapeCosts, stage: Stage, recompute: Recompute) -> int:
-    """What a forward of the rank's smallest chunk leaves behind; what it sends on may be gone (Megatron's deallocate_pipeline_outputs)."""
-    if recompute.kind != "layers":
-        return _smallest_chunk(costs, stage, costs.kept(recompute))
-    parts = [
-        sum(count * costs.kept(how)[kind] for kind, count, how in modes(part, recompute)) for part in set(stage.chunks)
-    ]
-    return min(parts) - (0 if stage.both_ends else costs.sent_bytes)

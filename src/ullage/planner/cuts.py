@@ -7,40 +7,69 @@ from collections.abc import Sequence
 from ullage.engines.pipeline import takes_turns
 from ullage.frozen import replace
 from ullage.job.job import Job
-from ullage.planner.bounds import Held, MemoryBound, StageTime, again_s, any_chunks_bound_s, step_bound_s
+from ullage.planner.bounds import (
+    Held,
+    MemoryBound,
+    StageTime,
+    any_chunks_bound_s,
+    computing_s,
+    longer_by,
+    outside_bound_s,
+    stage_times,
+    step_bound_s,
+)
 from ullage.planner.shapes import ShapeCosts
-from ullage.planner.space import Family, layer_by_layer
-from ullage.planner.stages import Stage
+from ullage.planner.space import NONE, Family, layer_by_layer
+from ullage.planner.stages import Flights, Stage, flights
 from ullage.planner.states import EachElement, each_element
 from ullage.planner.strategies import Cut
 
 
-def again_of(cut: Cut, stages: tuple[Stage, ...], room: MemoryBound) -> list[float] | None:
-    """Of each rank the least seconds of recomputation that make it fit, whatever the engine and the chunks; None where nothing does."""
-    in_flight = _under_1f1b(cut.job)
-    if not cut.family.modular:
-        again = layers_again(cut, stages, cut.engines, in_flight, room)
-        if again is None:
+def with_room_s(cut: Cut, stages: tuple[Stage, ...], room: MemoryBound) -> float | None:
+    """A step at the least, with the recomputation without which none of its engines fits; None where nothing makes one fit.
+
+    Every rank recomputes as many layers of its chunks as the one that must recompute most; of modules each what it must itself.
+    """
+    costs, family, in_flight = cut.costs, cut.family, flights(cut.job)
+    if family.modular:
+        again_s = _modules_again_s(cut, stages, in_flight, room)
+        if again_s is None:
             return None
-        return [again_s(cut.costs, stage, layers) for stage, layers in zip(stages, again, strict=True)]
-    found: list[float] = []
+        plain = computing_s(costs, stages, NONE)
+        wired = stage_times(costs, stages, cut.engines, NONE)
+        longer = [longer_by(time, seconds) for time, seconds in zip(plain, again_s, strict=True)]
+        times = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
+    else:
+        layers = layers_again(cut, stages, cut.engines, in_flight, room)
+        if layers is None:
+            return None
+        times = stage_times(costs, stages, cut.engines, family.at_least(max(layers)))
+    held = Held(costs, stages[0])
+    return steps_s(costs, cut.job, times) + min([outside_bound_s(each, held, times[0]) for each in cut.engines])
+
+
+def _modules_again_s(
+    cut: Cut, stages: tuple[Stage, ...], in_flight: Sequence[Flights], room: MemoryBound
+) -> list[float] | None:
+    """Of each rank the least seconds in which sets of modules run again that make it fit, whatever the engine."""
+    known: dict[
+        object, float
+    ] = {}  # all ranks run the same set again: of equal ones the first, which has most in flight, decides
     each = [each_element(one) for one in cut.engines]
     for stage in stages:
-        seconds = found[-1] if found else 0.0
         if stage.first_of_kind:
             kept = _kept_bytes(cut, stage, each, room)
-            if kept is None:
-                return None
-            least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
+            least = None
+            if kept is not None:
+                least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
             if least is None:
                 return None
-            seconds = least
-        found.append(seconds)
-    return found
+            known[stage.chunks] = least
+    return [known[stage.chunks] for stage in stages]
 
 
 def layers_again(
-    cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[int], room: MemoryBound
+    cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[Flights], room: MemoryBound
 ) -> list[int] | None:
     """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit."""
     found = []
@@ -63,11 +92,6 @@ def _kept_bytes(cut: Cut, stage: Stage, engines: Sequence[EachElement], room: Me
     held = Held(cut.costs, stage)
     kept, end = (min(each) for each in zip(*[room.states_bytes(held, one) for one in engines], strict=True))
     return kept if end <= room.room_bytes else None
-
-
-def _under_1f1b(job: Job) -> list[int]:
-    """Micro-batches in flight on each rank: however a rank's layers are cut into chunks, no less is in flight."""
-    return [min(job.layout.pp - rank, job.data.grad_accum) for rank in range(job.layout.pp)]
 
 
 def under_loss(cut: Cut, costs: ShapeCosts) -> Cut:

@@ -27,17 +27,16 @@ from ullage.planner.bounds import (
     computing_s,
     ends_bound_s,
     evenly_bound_s,
-    longer_by,
     outside_bound_s,
     stage_times,
 )
 from ullage.planner.collected import collected_later
-from ullage.planner.cuts import again_of, all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss
+from ullage.planner.cuts import all_chunks, any_chunks_s, layers_again, of_chunks, steps_s, under_loss, with_room_s
 from ullage.planner.exact import first_error, leaves_experts_over, out_of_reach, refusal
 from ullage.planner.grids import Grid, Grids, grids_of, least_dense_s
 from ullage.planner.known import ExactRoom, Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
-from ullage.planner.space import FULL, NONE, Family, Space
+from ullage.planner.space import FULL, Family, Space
 from ullage.planner.stages import Stage, flights, stages_of
 from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value, same
 from ullage.planner.wanted import Base, Wanted
@@ -252,55 +251,37 @@ class Search:
             times = computing_s(costs, stages, family.fastest)
             under = tuple([replace(one, engine=each) for each in engines])
             cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
-            most = self.space.most_chunks(base, one)
-            seconds = any_chunks_s(costs, one, times, most)
-            self._push(max(value, self._value(one, seconds)), partial(self._held, cut, stages, times, most))
-
-    def _held(self, cut: Cut, stages: tuple[Stage, ...], times: list[StageTime], most: int, value: Value) -> None:
-        """A cut with what it recomputes at least, if any way to divide states makes it fit, and with what it gathers around blocks."""
-        costs, job = cut.costs, cut.job
-        if self.exhaustive:
-            self._push(value, partial(self._chunked, cut))
-            return
-        again = again_of(cut, stages, self._room[id(cut.base)])
-        if again is None:
-            self.counts.infeasible += sum(map(self._counted(cut), self.space.chunked(cut.base, job)))
-            return
-        longer = [longer_by(time, seconds) for time, seconds in zip(times, again, strict=True)]
-        wired = stage_times(costs, stages, cut.engines, cut.family.fastest)
-        slower = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
-        held = Held(costs, stages[0])
-        outside = min(outside_bound_s(each, held, slower[0]) for each in cut.engines)
-        self._push(self._value(job, any_chunks_s(costs, job, slower, most) + outside), partial(self._chunked, cut))
-
-    def _counted(self, cut: Cut) -> Callable[[Job], int]:
-        """Strategies that a cut was counted with, by its number of chunks."""
-        times = len(cut.costs.under) * len(cut.engines)
-        return lambda chunked: times * self.space.count_family(cut.base, chunked, cut.family)
+            seconds = any_chunks_s(costs, one, times, self.space.most_chunks(base, one))
+            self._push(max(value, self._value(one, seconds)), partial(self._chunked, cut))
 
     def _chunked(self, cut: Cut, value: Value) -> None:
-        """Every loss, with every number of model chunks a rank."""
-        if len(cut.costs.under) > 1:
-            for under in cut.costs.under:
-                self._chunked(under_loss(cut, under), value)
-            return
-        base, costs, counted = cut.base, cut.costs, self._counted(cut)
+        """Every number of model chunks a rank, with what must be recomputed at the least, if any engine and loss make it fit."""
+        base, times = cut.base, len(cut.costs.under) * len(cut.engines)
         for job in self.space.chunked(base, cut.job):
+            counted = times * self.space.count_family(base, job, cut.family)
             stages = stages_of(base.job, base.graph, job.layout.pp, job.layout.vpp, job.layout.pp_split)
             if not all(map(all_chunks, stages)):
-                self.counts.infeasible += counted(job)
+                self.counts.infeasible += counted
                 continue
             one = replace(cut, job=job, family=of_chunks(cut.family, stages))
-            self.counts.space += len(one.engines) * len(one.family.kinds) - counted(job)
-            seconds = steps_s(costs, job, computing_s(costs, stages, NONE))
+            strategies = times * len(one.family.kinds)
+            self.counts.space += strategies - counted
+            seconds = 0.0 if self.exhaustive else with_room_s(one, stages, self._room[id(base)])
+            if seconds is None:
+                self.counts.infeasible += strategies
+                continue
             self._push(max(value, self._value(job, seconds)), partial(self._sharded, one, stages))
 
     def _sharded(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
-        """Every way to divide states over replicas; of sets of modules each that no other beats."""
-        if cut.family.modular and not self.exhaustive:
-            for one in cut.costs.selections:
-                self._sharded(replace(cut, family=Family(kinds=(one.recompute,))), stages, value)
-            return
+        """Every loss and every way to divide states over replicas; of sets of modules each that no other beats."""
+        for under in cut.costs.under:
+            one = under_loss(cut, under)
+            modular = cut.family.modular and not self.exhaustive
+            families = [Family(kinds=(some.recompute,)) for some in under.selections] if modular else [cut.family]
+            for family in families:
+                self._each_engine(replace(one, family=family), stages, value)
+
+    def _each_engine(self, cut: Cut, stages: tuple[Stage, ...], value: Value) -> None:
         costs, family = cut.costs, cut.family
         in_flight = flights(cut.job)
         known: dict[Recompute, list[StageTime]] = {}
@@ -316,7 +297,7 @@ class Search:
                 self.counts.infeasible += len(family.kinds)
                 continue
             # all ranks recompute as many as the one that must recompute most
-            recompute = family.kinds[min(max(again), len(family.kinds) - 1)]
+            recompute = family.at_least(max(again))
             if is_sharded(job):
                 times = stage_times(costs, stages, [job], recompute)
             else:  # the same whatever the stage

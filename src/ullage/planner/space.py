@@ -68,6 +68,10 @@ class Family:
         """None of them takes less time."""
         return NONE if self.modular else self.kinds[0]
 
+    def at_least(self, layers: int) -> Recompute:
+        """The first that runs so many layers again, or the last."""
+        return self.kinds[min(layers, len(self.kinds) - 1)]
+
 
 class Space:
     """The strategies of a request. Each choice takes a job with those before it made, and yields jobs with one more.

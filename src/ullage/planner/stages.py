@@ -11,7 +11,7 @@ from ullage.frozen import FrozenMap, frozen, replace
 from ullage.job.job import Engine, EngineName, Job, Layout, ScheduleName
 from ullage.model.graph import Graph
 from ullage.planner.costs import kinds
-from ullage.schedule import in_flight
+from ullage.schedule import chunks_in_flight
 
 Counts = tuple[tuple[int, int, bool], ...]
 """A kind of block (planner/costs.py), how many of it, whether they are layers."""
@@ -60,8 +60,12 @@ def stages_of(job: Job, graph: Graph, pp: int, vpp: int, split: tuple[int, ...] 
     return tuple(found)
 
 
-def flights(job: Job) -> tuple[int, ...]:
-    """Of each rank the most chunk forwards at one time whose backward has not run."""
+Flights = tuple[int, ...]
+"""Of each chunk of a rank, its forwards whose backward has not run, when most of the rank's are in flight."""
+
+
+def flights(job: Job) -> tuple[Flights, ...]:
+    """Of every rank."""
     layout, count = job.layout, job.data.grad_accum
     full = 2 * layout.pp  # more micro-batches put no more in flight
     few = count if count <= full or count % layout.pp else full
@@ -71,12 +75,6 @@ def flights(job: Job) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _flights(
     engine: EngineName, options: FrozenMap, pp: int, vpp: int, schedule: ScheduleName, micro_batches: int
-) -> tuple[int, ...]:
-    return tuple(
-        in_flight(
-            actions_in(
-                Layout(pp=pp, vpp=vpp, schedule=schedule), Engine(name=engine, options=options), micro_batches, rank
-            )
-        )
-        for rank in range(pp)
-    )
+) -> tuple[Flights, ...]:
+    layout, with_options = Layout(pp=pp, vpp=vpp, schedule=schedule), Engine(name=engine, options=options)
+    return tuple(chunks_in_flight(actions_in(layout, with_options, micro_batches, rank), vpp) for rank in range(pp))

@@ -1,6 +1,6 @@
 """Pipeline schedules: what each rank does, in order. One generator per file; ``catalogue`` names them."""
 
-from ullage.schedule.analysis import bubble_fraction, compact, finish_times, in_flight
+from ullage.schedule.analysis import bubble_fraction, chunks_in_flight, compact, finish_times, in_flight
 from ullage.schedule.base import Action, Shape
 from ullage.schedule.catalogue import actions
 from ullage.schedule.interleaved import torch_group_size
@@ -11,6 +11,7 @@ __all__ = [
     "Shape",
     "actions",
     "bubble_fraction",
+    "chunks_in_flight",
     "compact",
     "finish_times",
     "in_flight",

@@ -19,6 +19,17 @@ def in_flight(actions: Sequence[Action]) -> int:
     return most
 
 
+def chunks_in_flight(actions: Sequence[Action], chunks: int) -> tuple[int, ...]:
+    """Of each of a rank's chunks the same, when most of all together are in flight, for the first time."""
+    live = [0] * chunks
+    found = tuple(live)
+    for action in actions:
+        live[action.chunk] += _IN_FLIGHT[action.kind]
+        if sum(live) > sum(found):
+            found = tuple(live)
+    return found
+
+
 Cost = Callable[[int, Action], float]
 """Seconds that a rank takes for one of its actions."""
 
