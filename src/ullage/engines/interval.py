@@ -1,8 +1,9 @@
 """How sure an estimate is: a bracket around the device's bytes, as wide as measured runs lay from theirs where the same was uncertain.
 
-What is most uncertain in a job is one of KINDS. data/residuals.toml says of each how far measurements of such jobs lay from their
-estimates, and is made of measured runs (validation/residuals.py, `make residuals`). Two things widen the bracket beside it, where a job
-may mean either of two runs whose difference is known in bytes: an upcast of weights, and checkpoints on the host.
+It has two parts. A job may mean either of two runs whose difference is known in bytes: weights are upcast or not, checkpoints are on the
+device or on the host, lengths vary or do not, and what is outside the allocator is known from a least to a most. That is its Bracket. What
+is uncertain beside is one of KINDS, and data/residuals.toml says of each how far beyond their brackets measurements of such jobs lay: it is
+made of measured runs (validation/residuals.py, `make residuals`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import functools
 import sys
 import tomllib
 from collections.abc import Iterable
+from math import inf, log
 from pathlib import Path
 
 from ullage import dtypes
 from ullage.engines.base import Account
+from ullage.engines.lengths import kept_bytes
 from ullage.engines.quantised import FROZEN
 from ullage.frozen import frozen
 from ullage.hardware.overheads import Overhead
@@ -32,15 +35,16 @@ class Interval:
 
 @frozen
 class Spread:
-    """Where measurements lay, as shares of what was estimated inside the allocator: low < 1 < high."""
+    """Where measurements lay, as shares of the least and the most that was estimated inside the allocator: low < 1 < high."""
 
     low: float
     high: float
 
 
+TEXTS, ALL_MODELLED = "texts", "model"
 KINDS = {
     "fork": "Megatron-DeepSpeed of 2022: its readings are nvidia-smi's, whole GB of some node",
-    "texts": "layer code of transformers on one device or on replicas, as trainers fine-tune on texts: lengths vary, and what the "
+    TEXTS: "layer code of transformers on one device or on replicas, as trainers fine-tune on texts: lengths vary, and what the "
     "allocator keeps follows their order",
     "routing": "Megatron's dropless experts receive as many tokens as the router sends; the estimate takes balanced routing",
     "experts": "dropless experts receive as many tokens as the router sends, and stacks compute them in ways that change from release to "
@@ -48,7 +52,7 @@ KINDS = {
     "compile": "the compiler's partitioner chooses what to save; no closed form follows it exactly",
     "option": "an option that is known to matter and is not modelled",
     "megatron": "everything that matters is modelled, and the code is Megatron's, whose flags say all that it does",
-    "model": "everything that matters is modelled, and the rest of a run (a recipe's own code, versions) is not in the job",
+    ALL_MODELLED: "everything that matters is modelled, and the rest of a run (a recipe's own code, versions) is not in the job",
 }
 """What is uncertain, the largest first: of a job's the first one decides, for whatever else is uncertain in it is so in its like."""
 
@@ -76,7 +80,7 @@ def _kind(job: Job, warnings: tuple[str, ...]) -> str:
         return "fork"
     of_a_trainer = job.stack in _OF_TRAINERS and job.engine.name in ("single", "ddp")
     if of_a_trainer or job.data.seq_len_mean is not None:
-        return "texts"
+        return TEXTS
     experts = any(job.model.keys.get(name) for name in _EXPERTS)
     if experts and not any(job.engine.options.get(name) for name in BALANCED):
         return "routing" if job.stack == "megatron" else "experts"
@@ -84,7 +88,7 @@ def _kind(job: Job, warnings: tuple[str, ...]) -> str:
         return "compile"
     if any("not modelled" in warning for warning in (*job.warnings, *warnings)):
         return "option"
-    return "megatron" if job.stack == "megatron" else "model"
+    return "megatron" if job.stack == "megatron" else ALL_MODELLED
 
 
 def spread(name: str) -> Spread:
@@ -97,7 +101,7 @@ def spread(name: str) -> Spread:
 def _measured() -> dict[str, Spread]:
     text = (Path(__file__).parent / "data" / "residuals.toml").read_text(encoding="utf-8")
     kinds = tomllib.loads(text)["kinds"]
-    return {name: Spread(low=entry["low"], high=max(entry["high"], 1 + LEAST_ABOVE)) for name, entry in kinds.items()}
+    return {name: Spread(low=entry["low"], high=entry["high"]) for name, entry in kinds.items()}
 
 
 def upcast_bytes(job: Job, account: Account) -> int:
@@ -143,21 +147,14 @@ def _checkpoints_may_go(job: Job) -> bool:
     return of_the_example and not any(name in options for name in _CHECKPOINTS_GO)
 
 
-def _filled(capacity_bytes: int) -> int:
-    """A card whose cache takes what is left of it."""
-    return capacity_bytes - 1
-
-
 def is_filled(high_bytes: int, capacity_bytes: int) -> bool:
     """Whether a high end is what the allocator's cache may take, and gives back, and not what is needed."""
     return high_bytes == _filled(capacity_bytes)
 
 
-def _needed(name: str) -> float:
-    """How many times what is reserved a run needs, whatever its cache takes beside: beyond what is uncertain of any job, texts of varying
-    lengths fill that."""
-    high = spread(name).high
-    return min(high, spread("model").high) if name == "texts" else high
+def _filled(capacity_bytes: int) -> int:
+    """A card whose cache takes what is left of it."""
+    return capacity_bytes - 1
 
 
 @frozen
@@ -188,25 +185,67 @@ def demand(job: Job, *, tight: bool = False) -> Demand:
     """Of any account of a job: whether that warns of something is all that a kind reads of it."""
     kinds = [_kind(job, warnings) for warnings in ((), ("not modelled",))]
     if not tight:
-        return Demand(share=min(map(_needed, kinds)), tight=False)
+        return Demand(share=min(spread(name).high for name in kinds), tight=False)
     return Demand(share=0.0 if _checkpoints_may_go(job) else min(spread(name).low for name in kinds), tight=True)
 
 
-def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
-    """low..high of the device's bytes: the spread inside the allocator, and overheads outside of it in full.
+@frozen
+class Bracket:
+    """What a job leaves open of its device's bytes, before measured runs widen it.
 
-    Texts of varying lengths fill the allocator's cache, which it gives back before it fails (CUDACachingAllocator.cpp,
-    release_cached_blocks): they take a card to its capacity and not above it.
+    least_bytes..most_bytes: inside the allocator, and what these are shares of. needed_bytes: of the most, without what a cache only
+    keeps. below_bytes, above_bytes: beside them, in full. sure_bytes: no less is allocated. capacity_bytes: of the device.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    needed_bytes: int
+    below_bytes: int
+    above_bytes: int
+    sure_bytes: int
+    capacity_bytes: int
+
+    def widened(self, by: Spread) -> Interval:
+        """What is cached is given back before anything fails (CUDACachingAllocator.cpp, release_cached_blocks): it takes a card to its
+        capacity and not above it."""
+        low = max(self.least_bytes * by.low, self.sure_bytes) + self.below_bytes
+        high = self.most_bytes * by.high + self.above_bytes
+        if self.most_bytes > self.needed_bytes:
+            high = min(high, max(self.needed_bytes * by.high + self.above_bytes, _filled(self.capacity_bytes)))
+        return Interval(low_bytes=int(low), high_bytes=int(high))
+
+    def beyond(self, measured_bytes: float) -> tuple[float, float]:
+        """log of the shares of the least and of the most that was measured: what a spread's ends are held against."""
+        return (
+            _log_share(measured_bytes - self.below_bytes, self.least_bytes),
+            _log_share(measured_bytes - self.above_bytes, self.most_bytes),
+        )
+
+
+def _log_share(size: float, of: int) -> float:
+    return log(size / max(1, of)) if size > 0 else -inf
+
+
+def bracket(
+    job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...], *, cached: bool = True
+) -> Bracket:
+    """cached: ``reserved_bytes`` are the allocator's, with its cache; else bytes of tensors alone.
 
     Weights, gradients and states are counted tensor by tensor: whatever is uncertain of what a step saves, no run needs less than those.
     """
-    name = kind(job, account)
-    found = spread(name)
-    beside = sum(one.high_bytes for one in outside) + upcast_bytes(job, account)
-    sure = min(held_bytes(account), reserved_bytes) * (1 - LEAST_ABOVE)
-    low = max((reserved_bytes - checkpoint_bytes(job, account)) * found.low, sure)
-    low += sum(one.low_bytes for one in outside)
-    high = reserved_bytes * found.high + beside
-    if name == "texts":
-        high = min(high, max(reserved_bytes * _needed(name) + beside, _filled(job.cluster.device.capacity_bytes)))
-    return Interval(low_bytes=int(low), high_bytes=int(high))
+    held = min(held_bytes(account), reserved_bytes)
+    varies = cached and kind(job, account) == TEXTS
+    return Bracket(
+        least_bytes=reserved_bytes - checkpoint_bytes(job, account),
+        most_bytes=reserved_bytes + (kept_bytes(job, held, reserved_bytes) if varies else 0),
+        needed_bytes=reserved_bytes,
+        below_bytes=sum(one.low_bytes for one in outside),
+        above_bytes=sum(one.high_bytes for one in outside) + upcast_bytes(job, account),
+        sure_bytes=int(held * (1 - LEAST_ABOVE)),
+        capacity_bytes=job.cluster.device.capacity_bytes,
+    )
+
+
+def interval(job: Job, account: Account, reserved_bytes: int, outside: tuple[Overhead, ...]) -> Interval:
+    """low..high of the device's bytes."""
+    return bracket(job, account, reserved_bytes, outside).widened(spread(kind(job, account)))

@@ -81,9 +81,12 @@ def intervals(found: Coverage) -> str:
     told = f"Intervals hold {100 * found.stated:.0f} % of {found.measurements} measurements of memory"
     if found.held_out is None:
         return f"{told}; too few for a cross-validation."
+    alike = ""
+    if found.mean_of_sources is not None:
+        alike = f", {100 * found.mean_of_sources:.0f} % in the mean of the sources"
     return (
-        f"{told}. Cross-validated: the spread of other sources' residuals, meant for {100 * found.nominal:.0f} %, holds "
-        f"{100 * found.held_out:.0f} %."
+        f"{told}. Cross-validated: those of other sources' residuals, meant for {100 * found.nominal:.0f} %, hold "
+        f"{100 * found.held_out:.0f} %{alike}."
     )
 
 

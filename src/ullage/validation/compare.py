@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from functools import cached_property
 
 from ullage.engines.base import Account
 from ullage.engines.estimate import Estimate, RankEstimate, estimate
-from ullage.engines.interval import Interval, interval, kind
+from ullage.engines.interval import Bracket, Spread, bracket, kind, spread
 from ullage.engines.registry import account, ranks_of
 from ullage.errors import UllageError
 from ullage.frozen import frozen
@@ -34,7 +33,7 @@ class Row:
     """One quantity of one record. Memory in bytes, times in seconds; for ``fits``: 1 it does, 0 it does not, 0.5 tight, and no error_ratio.
 
     error_ratio: predicted / measured - 1. low..high: the estimate's interval, for this quantity. kind: what is most uncertain in the job
-    (engines/interval.py). residual: log(measured / predicted) of memory; overheads outside the allocator are taken away from both.
+    and bracket what it leaves open in bytes (engines/interval.py); of memory.
     """
 
     id: str
@@ -51,11 +50,24 @@ class Row:
     file: str = ""
     stage: int | None = None
     kind: str = ""
-    residual: float | None = None
+    bracket: Bracket | None = None
 
     @property
     def covered(self) -> bool:
         return self.low is not None and self.high is not None and self.low <= self.measured <= self.high
+
+    def held_by(self, one: Spread) -> bool:
+        """Whether this spread would cover what was measured."""
+        if self.bracket is None:
+            return False
+        found = self.bracket.widened(one)
+        return found.low_bytes <= self.measured <= found.high_bytes
+
+    @property
+    def beyond(self) -> tuple[float, float]:
+        """log of the shares of its bracket's least and most that was measured: a residual for each end of the interval."""
+        assert self.bracket is not None
+        return self.bracket.beyond(self.measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +155,9 @@ def _rows(record: Record) -> Iterator[Row]:
             predicted=predicted.bytes,
             error_ratio=predicted.bytes / measured - 1,
             measured=measured,
-            low=predicted.low,
-            high=predicted.high,
             stage=predicted.stage,
-            kind=kind(job, _account(job, predicted.stage)),
-            residual=_residual(measured - predicted.outside, predicted.bytes - predicted.outside),
+            kind=predicted.kind,
+            bracket=predicted.bracket,
         )
     if record.fits is not None:
         yield _row(record, answer, "fits", measured=float(record.fits), predicted=_AS_NUMBER[answer.verdict])
@@ -173,12 +183,11 @@ def _row(
     measured: float,
     predicted: float,
     error_ratio: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
     stage: int | None = None,
     kind: str = "",
-    residual: float | None = None,
+    bracket: Bracket | None = None,
 ) -> Row:
+    found = bracket.widened(spread(kind)) if bracket is not None else None
     return Row(
         id=record.id,
         source=record.source,
@@ -187,45 +196,33 @@ def _row(
         measured=measured,
         predicted=predicted,
         error_ratio=error_ratio,
-        low=low,
-        high=high,
+        low=found.low_bytes if found else None,
+        high=found.high_bytes if found else None,
         verdict=answer.verdict,
         fits=record.fits,
         file=record.file,
         stage=stage,
         kind=kind,
-        residual=residual,
+        bracket=bracket,
     )
-
-
-def _residual(measured: float, predicted: float) -> float | None:
-    """None where less was measured than the overheads outside the allocator alone."""
-    return math.log(measured / predicted) if measured > 0 else None
 
 
 @frozen
 class _Predicted:
-    """outside: bytes of it outside the allocator."""
-
     bytes: int
-    low: int
-    high: int
-    outside: int
     stage: int
+    kind: str
+    bracket: Bracket
 
 
 def _predicted(job: Job, answer: Estimate, quantity: str, rank: str | int) -> _Predicted:
     """The quantity on the measured rank."""
-    size = _SIZES[_unspecified(job) if quantity == "unspecified" else quantity]
-    stages = list(_measured_stages(answer, rank))
-    worst = max(stages, key=size)
-    bracket = _bracket(job, worst, quantity, size(worst))
+    quantity = _unspecified(job) if quantity == "unspecified" else quantity
+    size = _SIZES[quantity]
+    worst = max(_measured_stages(answer, rank), key=size)
+    found = _account(job, worst.stage)
     return _Predicted(
-        bytes=size(worst),
-        low=bracket.low_bytes,
-        high=bracket.high_bytes,
-        outside=worst.device_bytes - worst.reserved_bytes if quantity == "device" else 0,
-        stage=worst.stage,
+        bytes=size(worst), stage=worst.stage, kind=kind(job, found), bracket=_bracket(job, found, worst, quantity)
     )
 
 
@@ -262,14 +259,13 @@ def _measured_stages(answer: Estimate, rank: str | int) -> Iterator[RankEstimate
             yield next((stage for stage in answer.ranks if rank in stage.ranks), answer.ranks[0])
 
 
-def _bracket(job: Job, stage: RankEstimate, quantity: str, size: int) -> Interval:
-    """The interval brackets the device; inside the allocator it is the same doubts without the overheads outside of it."""
-    found = _account(job, stage.stage)
-    if quantity == "device":
-        return interval(
-            job, found, stage.reserved_bytes, outside_allocator(job.cluster, found.groups, eager=found.eager)
-        )
-    return interval(job, found, size, ())
+def _bracket(job: Job, found: Account, stage: RankEstimate, quantity: str) -> Bracket:
+    """The interval brackets the device; inside the allocator it is the same doubts without the overheads outside of it, and of what is
+    allocated without its cache."""
+    if quantity == "allocated":
+        return bracket(job, found, stage.allocated_bytes, (), cached=False)
+    outside = outside_allocator(job.cluster, found.groups, eager=found.eager) if quantity == "device" else ()
+    return bracket(job, found, stage.reserved_bytes, outside)
 
 
 def _account(job: Job, stage: int) -> Account:

@@ -1,19 +1,33 @@
-"""How far measurements lie from estimates by what is uncertain in a job: the spreads that engines/interval.py brackets estimates with.
+"""How far measurements lie from estimates by what is uncertain in a job: the spreads that engines/interval.py widens brackets with.
 
-A residual is log(measured / predicted). Kinds differ in scale far more than in shape, and most have too few measurements, of too few
-sources, for tails of their own. So each kind has a scale, one for each side: a tenth of its residuals lie beyond it. In units of their
-kind's scale the residuals of all kinds together say how far out the ends must lie (normalised conformal prediction: Papadopoulos, Vovk and
-Gammerman 2011, Regression conformal prediction with nearest neighbours). Both are ranks: that a record lies far out counts, how far does
-not, so that one whose conditions nobody knows (grade C) widens no bracket by its distance.
+A job's bracket says in bytes what it leaves open, and a measurement has a residual to each of its ends: log(measured / least) and
+log(measured / most) (conformalised quantile regression holds measurements against both ends of a band in this way: Romano, Patterson and
+Candès 2019). What a bracket explains widens nothing.
+
+Kinds differ in scale far more than in shape, and most have too few measurements, of too few sources, for tails of their own. So each kind
+has a scale, one for each side: a tenth of its residuals lie beyond it. In units of their kind's scale the residuals of all kinds together
+say how far out the ends must lie (normalised conformal prediction: Papadopoulos, Vovk and Gammerman 2011, Regression conformal prediction
+with nearest neighbours). Both are ranks: that a record lies far out counts, how far does not, so that one whose conditions nobody knows
+(grade C) widens no bracket by its distance. One in fifty lies below what its weights, gradients and states take, where no low end comes:
+they are counted among those below, for such will be met again.
+
+A kind that was measured too seldom has the scale of all. Whoever has such a job comes from a source that was not seen with it, and what is
+exchangeable then is the source, not the record: there each source counts as one, however many records it has (pooling of groups'
+distributions: Dunn, Wasserman and Ramdas 2022, Distribution-free prediction sets for two-layer hierarchical models). A hundred small
+tests of one repository would else say how sure an estimate of anything is.
+
+Texts have no high end of their own. What varying lengths leave in a cache is in their bracket, by a mechanism and not by residuals, of
+which three in four are of one source; beside it they are as uncertain as what is modelled in full.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ullage.engines.interval import ANY, Spread
+from ullage.engines.interval import ALL_MODELLED, ANY, LEAST_ABOVE, TEXTS, Spread
 from ullage.frozen import frozen
 
 if TYPE_CHECKING:
@@ -41,54 +55,74 @@ class Kind:
 
 
 def kinds(rows: Iterable[Row]) -> dict[str, Kind]:
-    """Of the rows with a residual, by the name of their uncertainty, and of all (ANY). Empty where there are fewer than FEWEST."""
-    told = [row for row in rows if row.residual is not None]
-    groups: dict[str, list[Row]] = {ANY: told}
+    """Of the rows with a bracket, by the name of their uncertainty, and of all (ANY). Empty where there are fewer than FEWEST."""
+    told = [row for row in rows if row.bracket is not None]
+    high_told = [row for row in told if row.kind != TEXTS]
+    if len(high_told) < FEWEST:
+        return {}
+    below = _ends([_Residual(row.kind, row.file, -row.beyond[0]) for row in told], BELOW)
+    above = _ends([_Residual(row.kind, row.file, row.beyond[1]) for row in high_told], ABOVE)
+    groups = {ANY: told}
     for row in told:
         groups.setdefault(row.kind, []).append(row)
-    groups = {name: found for name, found in groups.items() if len(found) >= FEWEST}
-    if not groups:
-        return {}
-    scales = {name: _scale(found) for name, found in groups.items()}
-    below, above = _ends(told, scales)
     return {
         name: Kind(
             measurements=len(found),
             sources=tuple(sorted({row.file.removesuffix(".json") for row in found})),
-            spread=Spread(low=math.exp(-below * scales[name].below), high=math.exp(above * scales[name].above)),
+            spread=Spread(
+                low=math.exp(-below[name]),
+                high=max(math.exp(above.get(_high_of(name), above[ANY])), 1 + LEAST_ABOVE),
+            ),
         )
         for name, found in groups.items()
+        if name in below
     }
 
 
-@frozen
-class _Scale:
-    below: float
-    above: float
+def _high_of(name: str) -> str:
+    return ALL_MODELLED if name == TEXTS else name
 
 
-def _scale(rows: Sequence[Row]) -> _Scale:
-    residuals = _residuals(rows)
-    low, high = _tails(residuals, BEYOND_SCALE, BEYOND_SCALE)
-    return _Scale(below=max(LEAST_SCALE, -low), above=max(LEAST_SCALE, high))
+class _Residual(NamedTuple):
+    """distance: outwards from one end of a bracket."""
+
+    kind: str
+    source: str
+    distance: float
 
 
-def _ends(rows: Sequence[Row], scales: Mapping[str, _Scale]) -> tuple[float, float]:
-    """(below, above): how many scales out the ends lie."""
-    scaled = []
-    for row, residual in zip(rows, _residuals(rows), strict=True):
-        scale = scales.get(row.kind, scales[ANY])
-        scaled.append(residual / (scale.above if residual > 0 else scale.below))
-    low, high = _tails(scaled, BELOW, ABOVE)
-    return max(0.0, -low), max(0.0, high)
+def _ends(told: Sequence[_Residual], share: float) -> dict[str, float]:
+    """How far out an end lies, so that ``share`` of all lie beyond theirs: of each kind with a scale of its own, and of any other."""
+    scales = _scales(told)
+    out = max(0.0, _beyond([(one.distance / scales.get(one.kind, scales[ANY]), 1.0) for one in told], share))
+    return {name: out * scale for name, scale in scales.items()}
 
 
-def _tails(values: Iterable[float], below: float, above: float) -> tuple[float, float]:
-    """Of n + 1 equally likely places for the next value, those shares of them lie outside; with too few values, its least or largest."""
-    ordered = sorted(values)
-    places = len(ordered) + 1
-    return ordered[max(1, int(places * below)) - 1], ordered[-max(1, int(places * above))]
+def _scales(told: Sequence[_Residual]) -> dict[str, float]:
+    of_source = Counter(one.source for one in told)
+    weighed: Mapping[str, list[tuple[float, float]]] = {
+        ANY: [(one.distance, 1 / of_source[one.source]) for one in told],
+        **{
+            name: [(one.distance, 1.0) for one in told if one.kind == name]
+            for name, count in Counter(one.kind for one in told).items()
+            if count >= FEWEST
+        },
+    }
+    return {name: max(LEAST_SCALE, _beyond(found, BEYOND_SCALE)) for name, found in weighed.items()}
 
 
-def _residuals(rows: Sequence[Row]) -> list[float]:
-    return [row.residual for row in rows if row.residual is not None]
+def _beyond(weighed: Sequence[tuple[float, float]], share: float) -> float:
+    """Of n + 1 places for the next value, equally likely but for these weights, ``share`` lie out from it; with too few values, the
+    outermost."""
+    ordered = sorted(weighed, reverse=True)
+    room = share * sum(weight for _, weight in ordered) * (1 + 1 / len(ordered))
+    found = ordered[0][0]
+    for value, weight in ordered:
+        room -= weight
+        if room < -_ROUNDING:
+            break
+        found = value
+    return found
+
+
+_ROUNDING = 1e-9
