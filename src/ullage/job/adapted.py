@@ -151,11 +151,13 @@ def trained(graph: Graph, job: Job) -> Graph:
 
 
 def _asks_for_input_gradients(job: Job) -> bool:
-    """Whether the embedding's output asks for a gradient though nothing before it is trained (enable_input_require_grads): beside
-    adapters transformers' gradient checkpointing sees to it, and reentrant checkpoints, as before 5.0, work with it alone."""
+    """Whether the embedding's output asks for a gradient though nothing before it is trained (enable_input_require_grads): where
+    transformers checkpoints layers it sees to it (modeling_utils.py, _activation_checkpointing_enable), and reentrant checkpoints, as
+    before 5.0, work with it alone; beside adapters PEFT does."""
     reentrant = job.stack_version is not None and not job.stack_version.startswith("5")
     beside = job.lora is not None and job.stack in (*OF_TRANSFORMERS, "megatron")  # Megatron-Bridge peft/recompute.py
-    return job.recompute.kind != "none" and (beside or (reentrant and job.stack in OF_TRANSFORMERS))
+    by_layer = reentrant or job.recompute.kind not in ("sqrt", "modules")
+    return job.recompute.kind != "none" and (beside or (by_layer and job.stack in OF_TRANSFORMERS))
 
 
 def _seen_as(job: Job) -> str:

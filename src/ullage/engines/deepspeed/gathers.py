@@ -174,6 +174,9 @@ class _Tree:
 
     def _backward(self, element: Element, modules: list[tuple[int, ...]]) -> None:
         start = segment = self.backwards[-1].stop if self.backwards else self.forwards
+        if not element.block.output.grad:  # nobody asks for a gradient, so that no hook is called
+            self.backwards.append(range(start, start + 1))
+            return
         if element.mode != PLAIN:
             self._forward(segment, element, modules)  # runs again
         outer = self.outer * (element.block.role == "head")
