@@ -24,6 +24,8 @@ BASE: dict[str, object] = {
     "model": {"model_type": "llama", **SHAPE},
 }
 DDP = {"engine": {"name": "ddp"}, "cluster": "2xA100-SXM-80GB"}
+FSDP2 = {"engine": {"name": "fsdp2"}, "cluster": "4xA100-SXM-80GB"}
+ZERO_2 = {**FSDP2, "engine": {"name": "fsdp2", "zero_stage": 2}}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,24 @@ DDP = {"engine": {"name": "ddp"}, "cluster": "2xA100-SXM-80GB"}
         (["*self_attn*"], {"model": {"model_type": "qwen3", **SHAPE}, "precision": "bf16-mixed", "recompute": "full"}),
         (["*lora_A*"], {"lora": {"rank": 16, "targets": ["q_proj", "v_proj"]}}),
         (["*embed*", "*.mlp.*"], {"recompute": "full", **DDP}),
+        (["*embed_tokens*", "model.layers.[01].*"], {"recompute": "full"}),
+        (["*embed_tokens*", "model.layers.[01].*"], FSDP2),
+        (["*embed*", "*.mlp.*"], {"recompute": "full", **FSDP2}),
+        (["*self_attn*"], {"precision": "bf16-mixed", **ZERO_2}),
+        (["*lora_A*"], {"lora": {"rank": 16, "targets": ["q_proj", "v_proj"]}, **FSDP2}),
     ],
-    ids=["first layers", "norms alone", "attention", "half an adapter", "ddp"],
+    ids=[
+        "first layers",
+        "norms alone",
+        "attention",
+        "half an adapter",
+        "ddp",
+        "first layers, run again",
+        "fsdp2, first layers",
+        "fsdp2, MLPs",
+        "fsdp2, kept gathered",
+        "fsdp2, half an adapter",
+    ],
 )
 def test_a_step_is_transformers_s(freeze: list[str], keys: dict[str, object]) -> None:
     job = read_job({**BASE, **keys, "freeze": freeze})

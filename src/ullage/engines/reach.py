@@ -141,8 +141,11 @@ ADAPTERS = {
 """Engines whose account knows adapters beside a frozen model, and in whose layer code."""
 
 
-FREEZES = ("single", "ddp")
+FREEZES = ("single", "ddp", "fsdp2", "deepspeed")
 """Engines whose account knows a model of which only a part is trained, in transformers' layer code."""
+
+SAVES = ("single", "ddp", "fsdp1", "fsdp2", "deepspeed")
+"""Engines whose account knows modules that PEFT trains in full beside adapters."""
 
 
 def _freezes(job: Job) -> bool:
