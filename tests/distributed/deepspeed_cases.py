@@ -11,6 +11,9 @@ BUCKET = 200_000  # elements; the model has five times as many, its largest para
 _HOST = {"pin_memory": False}
 _STAGE_3 = {"stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 100_000}
 _LORA = FrozenMap({"rank": 8, "targets": ("q_proj", "v_proj")})
+_SAVED = FrozenMap({**_LORA, "modules_to_save": ("embed_tokens", "lm_head")})
+_DORA = FrozenMap({"rank": 8, "targets": "all-linear", "dora": True})
+_LATE = ("*embed_tokens*", "model.layers.[01].*")
 _ALL = FrozenMap({"rank": 8, "targets": "all-linear"})
 
 
@@ -60,6 +63,14 @@ CASES: tuple[Case, ...] = (
     _case(
         3, {"stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0}, lora=_ALL, recompute="full", seq_len=64
     ),
+    _case(3, lora=_LORA),
+    _case(2, lora=_SAVED, grad_accum=2),
+    _case(3, lora=_SAVED),
+    _case(2, freeze=_LATE),
+    _case(3, freeze=_LATE),
+    _case(3, freeze=_LATE, recompute="full", seq_len=64),
+    _case(2, lora=_DORA, recompute="full", seq_len=64),
+    _case(3, lora=_DORA),
     _case(3, {"zero_hpz_partition_size": 2}, grad_accum=2),
     _case(3, {"zero_hpz_partition_size": 2}),
     _case(

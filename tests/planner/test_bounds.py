@@ -59,6 +59,7 @@ PARTLY_TRAINED = {
     "tied": {**SMALL, "lora": {"rank": 16, "dtype": "bf16"}},
     "packed": {**SMALL, "lora": {"rank": 16, "base": "nf4-double"}},
     "frozen front": {**SMALL, "freeze": ["model.layers.0.*", "*embed_tokens*"]},
+    "head in full": {**SMALL, "lora": {"rank": 16, "modules_to_save": ["lm_head"]}},
     "in full": {
         **SMALL,
         "cluster": f"1x{A100}",
@@ -80,8 +81,9 @@ CASES = [
     ("adapters beside experts", "fsdp2"),
     *(("tied", engine) for engine in ("fsdp2", "deepspeed")),
     *(("packed", engine) for engine in ("ddp", "fsdp2")),
-    ("frozen front", "ddp"),
+    *(("frozen front", engine) for engine in ("ddp", "fsdp2", "deepspeed")),
     ("in full", "single"),
+    *(("head in full", engine) for engine in ("ddp", "fsdp2", "deepspeed")),
 ]
 MANY = 8
 SLACK = 1 + 1e-9

@@ -112,6 +112,30 @@ def test_dora_is_peft_s(model: str, precision: str, recompute: str, dropout: flo
 
 
 @pytest.mark.parametrize(
+    ("engine", "stage", "precision", "recompute", "dropout"),
+    [
+        ("ddp", 0, "bf16", "none", 0.0),
+        ("fsdp2", 3, "bf16", "none", 0.0),
+        ("fsdp2", 3, "bf16-mixed", "full", 0.1),
+        ("fsdp2", 2, "bf16-mixed", "none", 0.0),
+    ],
+)
+def test_dora_under_engines(engine: str, stage: int, precision: str, recompute: str, dropout: float) -> None:
+    """FSDP2 gathers the adapters in the compute type, in which the identity matrix is made too."""
+    closed, real = _compared(
+        {
+            "model": MODELS["llama"][0],
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": engine, **({"zero_stage": stage} if stage else {})},
+            "precision": precision,
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": "all-linear", "dropout": dropout, "dora": True},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.parametrize(
     ("modules", "tied", "targets", "recompute"),
     [
         (["embed_tokens", "lm_head"], False, ["q_proj", "v_proj"], "full"),
@@ -133,6 +157,82 @@ def test_modules_trained_in_full_are_copies(modules: list[str], tied: bool, targ
         }
     )
     assert closed == pytest.approx(real, rel=0.005)
+
+
+ENDS = ["embed_tokens", "lm_head"]
+NORMS = ["layernorm", "model.norm"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "precision", "recompute", "modules", "dtype"),
+    [
+        ("ddp", 0, "bf16", "full", ENDS, None),
+        ("ddp", 0, "bf16-mixed", "none", NORMS, None),
+        ("fsdp2", 3, "bf16", "full", ENDS, None),
+        ("fsdp2", 3, "bf16-mixed", "none", ENDS, None),
+        ("fsdp2", 2, "bf16-mixed", "none", NORMS, None),
+        ("fsdp2", 3, "bf16", "full", NORMS, "bf16"),
+    ],
+)
+def test_modules_trained_in_full_under_engines(
+    engine: str, stage: int, precision: str, recompute: str, modules: list[str], dtype: str | None
+) -> None:
+    """DDP has buckets of each type; FSDP2 shards original and copy, the latter in fp32 under mixed precision, as accelerate makes it."""
+    config, *targets = MODELS["llama"]
+    closed, real = _compared(
+        {
+            "model": config,
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": engine, **({"zero_stage": stage} if stage else {})},
+            "precision": precision,
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": targets, "modules_to_save": modules, "dtype": dtype},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(
+    ("stage", "original", "recompute", "modules", "seq_len"),
+    [
+        (3, False, "full", ENDS, 256),
+        (3, False, "none", ENDS, 32),
+        (3, True, "none", ENDS, 256),
+        (2, False, "none", ["lm_head"], 256),
+    ],
+)
+def test_fsdp1_wraps_each_module_that_is_trained(
+    stage: int, original: bool, recompute: str, modules: list[str], seq_len: int
+) -> None:
+    """PEFT's policy wraps what is trained and has no children: embedding and head are units, gathered again in the backward."""
+    config, *targets = MODELS["llama"]
+    closed, real = _compared(
+        {
+            "model": config,
+            "cluster": "4xA100-SXM-80GB",
+            "engine": {"name": "fsdp1", "zero_stage": stage, "options": {"use_orig_params": original}},
+            "data": {"seq_len": seq_len, "micro_batch": 2, "grad_accum": 2},
+            "precision": "bf16-mixed",
+            "recompute": recompute,
+            "lora": {"rank": 16, "targets": targets, "modules_to_save": modules},
+        }
+    )
+    assert closed == pytest.approx(real, rel=0.005)
+
+
+def test_fsdp2_takes_one_type_of_what_it_trains_together() -> None:
+    """torch: "FSDP expects uniform original parameter dtype" (_fsdp_param_group.py, _init_mp_dtypes)."""
+    config, *targets = MODELS["llama"]
+    keys = {
+        "model": config,
+        "cluster": "4xA100-SXM-80GB",
+        "engine": {"name": "fsdp2"},
+        "precision": "bf16",
+        "lora": {"rank": 16, "targets": targets, "modules_to_save": NORMS},
+    }
+    with pytest.raises(Unsupported, match=r"set lora\.dtype: bf16"):
+        estimate(read_job({**BASE, **keys}))
 
 
 def test_a_module_that_is_not_there_is_refused() -> None:

@@ -177,11 +177,22 @@ def _knows(job: Job, engines: tuple[str, ...]) -> bool:
     return job.engine.name in engines and job.stack in ("transformers", "liger")
 
 
+def _saved(job: Job) -> object:
+    """Modules trained in full. Of norms that FSDP1 flattens each by itself, as PEFT's policy has it, torch fails to make the views."""
+    modules = job.lora.modules_to_save if job.lora is not None else ()
+    if not _knows(job, SAVES):
+        return ", ".join(modules) or None
+    norms = (module for module in modules if "norm" in module and job.engine.name == "fsdp1")
+    return ", ".join(norms) or None
+
+
 def _knows_dora(job: Job) -> bool:
-    """Beside four bits without autocast: under it DoRA widens what the layers after it are given, which is not modelled."""
+    """Beside four bits on whole replicas, and without autocast: under it DoRA widens what the layers after it are given, which is not
+    modelled. Under FSDP1 and mixed precision torch gives the optimizer gradients in 16 bits for magnitudes in 32."""
     if job.lora is None or job.lora.base == "bf16":
-        return _knows(job, ("single", "ddp"))
-    return job.lora.base in PACKED and not job.precision.autocast and _knows(job, ("single",))
+        return _knows(job, ("single", "ddp", "fsdp2", "deepspeed"))
+    whole = _knows(job, ("single", "ddp")) or _replicates_packed(job)
+    return job.lora.base in PACKED and not job.precision.autocast and whole
 
 
 _PACKED = {
@@ -277,9 +288,7 @@ _KEYS: dict[str, Callable[[Job], object]] = {
     "engine.options.use_orig_params": _original,
     "precision.params": _flattened_with,
     "lora.dora": lambda job: "true" if job.lora is not None and job.lora.dora and not _knows_dora(job) else None,
-    "lora.modules_to_save": lambda job: (
-        ", ".join(job.lora.modules_to_save) or None if job.lora is not None and not _knows(job, ("single",)) else None
-    ),
+    "lora.modules_to_save": _saved,
     "lora.dtype": _adapters_type,
     "freeze": lambda job: list(job.freeze) or None if not _freezes(job) else None,
     "offload.optimizer": _offload("optimizer"),

@@ -20,7 +20,7 @@ from ullage.engines.quantised import held as quantised
 from ullage.engines.recompute import is_reentrant, stops_early
 from ullage.errors import Unsupported
 from ullage.hardware import overheads
-from ullage.job.adapted import QUANTISED, adapters_type, graph_of, is_adapter, model_type
+from ullage.job.adapted import QUANTISED, adapters_type, graph_of, is_adapter, model_type, saved_type
 from ullage.job.job import Job
 from ullage.kernels import stacks
 from ullage.kernels.step import Buffer, Context
@@ -80,7 +80,7 @@ def held_parameters(job: Job, rank: Rank) -> list[Item]:
             torchao=job.stack == "torchtune",
         ),
         _tensors(adapters, adapters_type(job), "adapters", "parameters"),
-        _tensors(in_full, model_type(job), "modules trained in full", "parameters"),
+        _tensors(in_full, saved_type(job), "modules trained in full", "parameters"),
     ]
 
 

@@ -95,6 +95,15 @@ def model_type(job: Job) -> str:
     return "bf16" if as_loaded else job.precision.params
 
 
+def saved_type(job: Job) -> str:
+    """The element type of modules trained in full: that of what they replace (peft utils/other.py, ModulesToSaveWrapper). Under
+    FSDP and mixed precision accelerate makes all that is trained fp32 (utils/fsdp_utils.py, fsdp2_prepare_model, but beside four bits;
+    accelerator.py, prepare_model)."""
+    four_bits = job.lora is not None and job.lora.base in PACKED
+    made_fp32 = job.engine.name == "fsdp1" or (job.engine.name == "fsdp2" and not four_bits)
+    return job.precision.master if made_fp32 and job.precision.master is not None else model_type(job)
+
+
 def is_adapted(op: Op) -> bool:
     """Whether an adapter stands beside a linear."""
     return "lora" in op.attrs
@@ -143,7 +152,8 @@ def trained(graph: Graph, job: Job) -> Graph:
         _refuse_together(job, job.lora)
     types = ("", "", "", "")
     if job.lora is not None:
-        types = (adapters_type(job), _seen_as(job), model_type(job), _given(job))
+        in_full = job.precision.compute if job.engine.name in ("fsdp1", "fsdp2") else saved_type(job)
+        types = (adapters_type(job), _seen_as(job), in_full, _given(job))
     rest = (job.freeze, _asks_for_input_gradients(job), job.stack, adapted_experts.of(job))
     found = _trained(graph, job.lora, types, *rest)
     quantised = job.lora is not None and job.lora.base in QUANTISED
@@ -183,7 +193,8 @@ def _trained(
     stack: str,
     experts: Experts,
 ) -> Graph:
-    """types: of the adapters, as they are kept and as the layer code sees them, of the model, and of what adapters are given."""
+    """types: of the adapters, as they are kept and as the layer code sees them, of modules trained in full as it sees them, and of what
+    adapters are given."""
     found = graph if lora is None else _with_adapters(graph, lora, types, stack, experts)
     found = freezing.without(found, freeze) if freeze else found
     return found if input_grads else freezing.from_the_first_trained(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ullage.frozen import FrozenMap
 from ullage.job.adapted import QUANTISED
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.model.graph import Dim, Op, Param
@@ -26,7 +27,7 @@ def added(
     name = f"{prefix}{magnitude.name}"
     held = [*_norm(tape, op, source, low, high, name)]
     norm = held[-1]
-    weights = (tape.context.weight(magnitude.name, magnitude.dims, magnitude.elements),)
+    weights = (tape.context.weight(magnitude.name, magnitude.dims, _seen_as(op)),)
     scale = Value(f"{name}.scale", norm.dims, norm.dtype)
     tape.emit(scale.name, (norm,), scale, saves=(norm,), no_grad=(norm,), weights=weights)
     base = result
@@ -55,6 +56,13 @@ def _base(op: Op) -> tuple[Param, ...]:
     return op.params[:-3]
 
 
+def _seen_as(op: Op) -> str:
+    """The type of the adapters as the layer code sees them."""
+    adapter = op.attrs["lora"]
+    assert isinstance(adapter, FrozenMap)
+    return str(adapter["dtype"])
+
+
 def _type(tape: Tape, source: Value) -> str:
     return tape.context.compute if tape.context.autocast else source.dtype
 
@@ -65,10 +73,10 @@ def _norm(tape: Tape, op: Op, source: Value, low: Param, high: Param, name: str)
     inner: tuple[Dim, ...] = low.dims[1:]
     outer: tuple[Dim, ...] = high.dims[:-1]
     runs = _type(tape, source)
-    kept = str(low.elements)
-    as_kept = (context.buffer(f"{name}.eye32", (*inner, *inner), kept),) if kept != runs else ()
+    seen = _seen_as(op)
+    as_seen = (context.buffer(f"{name}.eye32", (*inner, *inner), seen),) if seen != runs else ()
     eye = Value(f"{name}.eye", (*inner, *inner), runs)
-    tape.emit(eye.name, (), eye, what="identity matrix for DoRA's update", scratch=as_kept)
+    tape.emit(eye.name, (), eye, what="identity matrix for DoRA's update", scratch=as_seen)
     through = tape.emit(f"{name}.A", (eye,), Value(f"{name}.A", (*inner, low.dims[0]), runs))
     update = tape.emit(
         f"{name}.BA", (through,), Value(f"{name}.BA", (*outer, *inner), runs), what="DoRA's whole update"

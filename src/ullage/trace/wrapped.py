@@ -16,6 +16,7 @@ from torch import nn
 
 from ullage.engines.fsdp2.policy import resharding, reshards
 from ullage.errors import Unsupported
+from ullage.job.adapted import is_adapter, saved_type
 from ullage.job.job import Job
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -135,6 +136,9 @@ def _sharded(job: Job, model: nn.Module, mesh: Any) -> nn.Module:
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offloads else OffloadPolicy()
     groups = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
     said, kept_shards = resharding(job)
+    for name, param in model.named_parameters() if job.lora is not None and job.lora.modules_to_save else ():
+        if param.requires_grad and not is_adapter(name):
+            param.data = param.data.to(DTYPES[saved_type(job)])
     for module in (*layers_of(model), model):
         again: Any = kept_shards if kept_shards and module is not model else reshards(job)
         if module is model and said == "default":

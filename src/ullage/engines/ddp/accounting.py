@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ullage.engines import optimizer as optimizers
 from ullage.engines.base import Account, context_of, flag
-from ullage.engines.ddp.buckets import bucket
+from ullage.engines.ddp.buckets import buckets
 from ullage.engines.ddp.in_place import PutTogether
 from ullage.engines.ddp.partition import fullest
 from ullage.engines.replica import ReplicaStep, beside, held_parameters, keep, master, refuse, replayer_of, states
@@ -28,8 +28,8 @@ def account(job: Job, graph: Graph, rank: Rank) -> Account:
     whole = optimizers.stepped(rank, context, job.precision.master or job.precision.params)
     groups = fullest(whole, job.layout.dp) if job.engine.name == "zero1" else whole
     moments = states(job, groups)
-    buckets = [] if _in_place(job) else [bucket(job, rank)]
-    held = [*held_parameters(job, rank), *master(job, rank), *buckets, *beside(job, context)]
+    reducer = [] if _in_place(job) else buckets(job, rank)
+    held = [*held_parameters(job, rank), *master(job, rank), *reducer, *beside(job, context)]
     step = _step(job, graph, rank, groups)
     return Account(
         static=(*((item, 1) for item in held if item.bytes), *moments),

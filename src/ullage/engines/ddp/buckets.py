@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ullage.engines.base import sized
-from ullage.job.adapted import adapters_type
 from ullage.job.job import Job
 from ullage.memory.program import Item
-from ullage.memory.rank import Rank
+from ullage.memory.rank import LocalParam, Rank
 from ullage.units import MIB
 
 DEFAULT_CAP_MIB = 25
@@ -22,27 +21,33 @@ FIRST_CAP_BYTES = MIB
 _BYTES = {"fp32": 4}
 
 
-def bucket(job: Job, rank: Rank) -> Item:
-    """All buckets as one line; ``pieces`` are the buckets."""
-    dtype = job.precision.params if job.lora is None else adapters_type(job)
-    width = _BYTES.get(dtype, 2)
+def buckets(job: Job, rank: Rank) -> Iterator[Item]:
+    """Those of each type as one line, whose ``pieces`` are the buckets: gradients of two types share none."""
     cap = job.engine.options.get("bucket_cap_mb", DEFAULT_CAP_MIB)
     assert isinstance(cap, int | float), cap
-    pieces = tuple(_filled(_reversed(rank), width, int(cap * MIB)))
-    return sized(
-        "communication",
-        "DDP reducer buckets",
-        sum(pieces),
-        dtype,
-        pieces=pieces,
-        why=f"every gradient once more, in {len(pieces)} buckets of {cap} MiB",
-        lives="constructor to the end of the run",
-    )
+    for dtype, numels in _by_type(job, rank).items():
+        pieces = tuple(_filled(iter(numels), _BYTES.get(dtype, 2), int(cap * MIB)))
+        yield sized(
+            "communication",
+            "DDP reducer buckets",
+            sum(pieces),
+            dtype,
+            pieces=pieces,
+            why=f"every gradient once more, in {len(pieces)} buckets of {cap} MiB",
+            lives="constructor to the end of the run",
+        )
 
 
-def _reversed(rank: Rank) -> Iterator[int]:
-    """Elements of each parameter in the order in which a backward makes their gradients."""
-    held = {param.name: param.numel for param in rank.params if param.param.trainable}
+def _by_type(job: Job, rank: Rank) -> dict[str, list[int]]:
+    """Elements of each parameter that is trained, in the order in which a backward makes their gradients."""
+    found: dict[str, list[int]] = {}
+    for local in _reversed(rank):
+        found.setdefault(local.param.elements or job.precision.params, []).append(local.numel)
+    return found
+
+
+def _reversed(rank: Rank) -> Iterator[LocalParam]:
+    held = {param.name: param for param in rank.params if param.param.trainable}
     for part in reversed(rank.chunks):
         for run in reversed(part.runs):
             names = [f"{run.block.name}.{param.name}" for param in reversed(run.block.params)]

@@ -12,6 +12,7 @@ from ullage.engines.deepspeed.options import Knobs
 from ullage.engines.deepspeed.partition import Held
 from ullage.job.adapted import is_adapted
 from ullage.job.job import Job
+from ullage.job.saved_modules import ORIGINAL
 from ullage.memory import chunk as chunks
 from ullage.memory.block import GradRule
 from ullage.memory.chunk import PLAIN, Element, Replayer, Wrap
@@ -210,6 +211,9 @@ def _calls(block: Block, deep: bool) -> Iterator[tuple[Op, int]]:
     after = 0
     opens = int(layer)
     for op in block.ops:
+        if op.kind == ORIGINAL:  # PEFT's wrapper is a module, and calls the copy
+            opens += 1
+            continue
         seen_attention = seen_attention or op.kind == "attention"
         if op.kind == "activation" and deep:
             yield op, opens

@@ -14,7 +14,7 @@ from ullage.engines.fsdp2.units import Types, Unit
 from ullage.engines.fsdp2.wrap import ShardedWrap, drop, gather, take
 from ullage.memory.block import BlockProgram, GradRule
 from ullage.memory.chunk import Element
-from ullage.memory.program import Item, Node, Sequence, alloc, free
+from ullage.memory.program import Change, Item, Node, Sequence, alloc, free
 
 
 class ApartWrap(ShardedWrap):
@@ -69,16 +69,22 @@ class ApartWrap(ShardedWrap):
         return Sequence([*nodes, *(drop(unit.gathered) if unit is not None else [])])
 
     def _around(self, adapters: tuple[Unit, ...], program: BlockProgram, fetch: list[Node]) -> list[Node]:
-        """Two neighbours are whole at once, one of them ahead of time, or all are that stayed after the forward."""
+        """Two neighbours are whole at once, one of them ahead of time, or all are that stayed after the forward. A gradient is copied
+        into that of its flat parameter, and then reduced."""
         assert isinstance(program.backward, Sequence)
         begun = dict(program.begun)
-        beside = defaultdict(list, {begun[_param(one)]: self._reduced(one) for one in adapters})
-        beside[begun[_param(adapters[0])]] += fetch
+        before: defaultdict[int, list[Node]] = defaultdict(list)
+        after: defaultdict[int, list[Node]] = defaultdict(list)
+        before[begun[_param(adapters[0])]] += fetch
         steps = list(program.backward.children)
-        backward = [node for at, step in enumerate(steps) for node in (*beside[at], step)]
+        for one in adapters:
+            at = _let_go(steps, begun[_param(one)], _param(one))
+            before[at].append(alloc(one.joined_gradient))
+            after[at] += [free(one.joined_gradient), *self._reduced(one)]
+        backward = [node for at, step in enumerate(steps) for node in (*before[at], step, *after[at])]
         if not adapters[0].reshards:
             return [*backward, *(node for one in adapters for node in drop(one.gathered))]
-        pair = max(pairwise(adapters), key=lambda two: sum(map(_gathered, two)))
+        pair = max(pairwise(adapters), key=lambda two: sum(map(_gathered, two)), default=adapters)
         return [
             *(node for one in pair for node in take(one.gathered)),
             *backward,
@@ -99,6 +105,20 @@ class ApartWrap(ShardedWrap):
 
 def _gathered(unit: Unit) -> int:
     return sum(item.bytes for item in unit.gathered)
+
+
+def _let_go(steps: list[Node], begun: int, param: str) -> int:
+    """The step that lets go of a parameter's gradient, or that begins to make one that stays."""
+    for at in range(begun, len(steps)):
+        step = steps[at]
+        if (
+            isinstance(step, Change)
+            and step.count < 0
+            and step.item.category == "gradients"
+            and param in step.item.what
+        ):
+            return at
+    return begun
 
 
 def _param(unit: Unit) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ullage.engines.fsdp2.shapes import block_shapes
 from ullage.engines.fsdp2.units import ROOT, Shape, Types, Unit
+from ullage.errors import Unsupported
 from ullage.frozen import FrozenMap, frozen
-from ullage.job.adapted import adapters_type, is_adapter
+from ullage.job.adapted import adapters_type, is_adapter, saved_type
 from ullage.job.engine import under_accelerate
 from ullage.job.job import Job
 from ullage.kernels.transformers_loss import release
@@ -119,13 +119,15 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     """The units of one model chunk (each pipeline stage is wrapped by itself)."""
     policy, kept = resharding(job)
     again = reshards(job)
-    types = types_of(job)
     ties = _ties_ends(graph, chunk)
     separate = ends_are_separate(job) and not ties
     kind: Callable[..., Unit] = Unit
     if job.engine.name == "fsdp1":
         kind = _with_adapters_apart if wraps_adapters(job) else _flat_unit
-    build = partial(kind, on_host=job.offload.params != "none")
+
+    def build(*, shapes: tuple[Shape, ...], **given: Any) -> Unit:
+        return kind(shapes=shapes, types=_types(job, shapes), on_host=job.offload.params != "none", **given)
+
     of: dict[str, Unit] = {}
     rest: list[Shape] = []
     for run in chunk.runs:
@@ -135,13 +137,15 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
         shapes = block_shapes(graph, job, block, rank)
         if block.role == "layer":
             stays = kept if again else 0
-            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=again, kept_shards=stays)
+            of[block.name] = build(name=block.name, shapes=shapes, reshards=again, kept_shards=stays)
         elif (separate or (_wraps_embedding(job, block) and not ties)) and shapes:
             mine = again and (block.role == "embedding" or policy == "always")
-            of[block.name] = build(name=block.name, shapes=shapes, types=types, reshards=mine)
+            of[block.name] = build(name=block.name, shapes=shapes, reshards=mine)
         else:
             rest += shapes
-    root = build(name=ROOT, shapes=tuple(rest), types=types, reshards=False) if rest else None
+    root = build(name=ROOT, shapes=tuple(rest), reshards=False) if rest else None
+    if root is not None:  # which alone is not gathered again
+        root = replace(root, apart=tuple(replace(one, reshards=again) for one in root.apart))
     # gathered again at once in the backward, so torchtitan once kept the last layer
     keeps_last = job.stack == "torchtitan" and job.engine.name == "fsdp2" and not ends_are_separate(job)
     return Units(
@@ -153,14 +157,37 @@ def units_of(job: Job, graph: Graph, rank: Rank, chunk: Chunk) -> Units:
     )
 
 
-def _with_adapters_apart(*, name: str, shapes: tuple[Shape, ...], reshards: bool, **given: Any) -> Unit:
+def _types(job: Job, shapes: tuple[Shape, ...]) -> Types:
+    """Of a group, of which all that is trained has one type (torch distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes;
+    _flat_param.py, _validate_tensors_to_flatten, of those that are flattened together)."""
+    types = types_of(job)
+    found = {shape.original or types.original for shape in shapes if shape.trainable}
+    if len(found) > 1 and job.lora is not None and not wraps_adapters(job):
+        raise Unsupported(
+            f"are {saved_type(job)} beside adapters in {adapters_type(job)}, and FSDP takes one type of what it trains together",
+            key="lora.modules_to_save",
+            value=", ".join(job.lora.modules_to_save),
+            remedy=f"set lora.dtype: {saved_type(job)}",
+        )
+    return types if len(found) != 1 else replace(types, original=found.pop())
+
+
+def _with_adapters_apart(*, name: str, shapes: tuple[Shape, ...], types: Types, reshards: bool, **given: Any) -> Unit:
     """FSDP1 with each linear that is trained a unit by itself, so that all else in a flat parameter is frozen: A and B each (peft
     utils/other.py, fsdp_auto_wrap_policy, which transformers' Trainer sets; torchtune's lora_fsdp_wrap_policy)."""
     frozen = tuple(shape for shape in shapes if not shape.trainable)
     apart = tuple(
-        _flat_unit(name=shape.name, shapes=(shape,), reshards=reshards, **given) for shape in shapes if shape.trainable
+        _flat_unit(
+            name=shape.name,
+            shapes=(shape,),
+            types=replace(types, original=shape.original or types.original),
+            reshards=reshards,
+            **given,
+        )
+        for shape in shapes
+        if shape.trainable
     )
-    return replace(_flat_unit(name=name, shapes=frozen, reshards=reshards, **given), apart=apart)
+    return replace(_flat_unit(name=name, shapes=frozen, types=types, reshards=reshards, **given), apart=apart)
 
 
 def _flat_unit(

@@ -6,7 +6,7 @@ import math
 
 from ullage.engines import quantised
 from ullage.engines.fsdp2.units import Shape
-from ullage.job.adapted import PACKED, model_type
+from ullage.job.adapted import PACKED, is_adapter, model_type, saved_type
 from ullage.job.bind import is_expert, local_sizes
 from ullage.job.job import Job
 from ullage.kernels.transformers_parallel import whole_gradients
@@ -56,9 +56,16 @@ def shape_of(graph: Graph, job: Job, op: Op, param: Param, block: Block) -> Shap
         shards=shards,
         gradient_parts=job.layout.tp if whole_gradient else 1,
         trainable=param.trainable,
-        original=None if param.trainable else model_type(job),
+        original=_kept_as(job, param),
         gathered_as="fp8" if _is_gathered_in_fp8(job, op, block) else None,
     )
+
+
+def _kept_as(job: Job, param: Param) -> str | None:
+    """The type of a shard where that is not the unit's."""
+    if not param.trainable:
+        return model_type(job)
+    return None if job.lora is None or is_adapter(param.name) else saved_type(job)
 
 
 def _is_gathered_in_fp8(job: Job, op: Op, block: Block) -> bool:

@@ -87,7 +87,9 @@ def stepped(job: Job, rank: Rank, units: list[Units]) -> tuple[Group, ...]:
     dtype = types_of(job).original
     return tuple(
         Group(
-            tensors=(Stepped(name=shape.name, shape=_stepped(shape), dtype=dtype),),
+            tensors=(
+                Stepped(name=shape.name, shape=_stepped(shape), dtype=shape.original or dtype, state=shape.original),
+            ),
             repeat=copies,
         )
         for shape, copies in shapes_on(rank, units)
