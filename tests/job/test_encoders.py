@@ -41,6 +41,16 @@ def test_an_image_says_how_many_tokens_there_are() -> None:
         (VIT, "model={base: vit-base-patch16-224, patch_size: 300}", ["model.patch_size = 300", "224 x 224"]),
         (VIT, "model={base: vit-base-patch16-224, image_size: [224]}", ["model.image_size", "a height and a width"]),
         (BERT, "data.seq_len=4096", ["data.seq_len = 4096", "512 positions"]),
+        (
+            BERT,
+            "model={model_type: roberta, num_hidden_layers: 12, max_position_embeddings: 513}",
+            ["data.seq_len = 512", "511 positions"],  # rows up to the padding token's id, 1, are no token's
+        ),
+        (
+            BERT,
+            "model={model_type: roberta, num_hidden_layers: 12, max_position_embeddings: 2}",
+            ["model.max_position_embeddings = 2", "pad_token_id"],
+        ),
         (BERT, "stack=liger", ["stack = liger", "bert", "use stack transformers"]),
         (VIT, "engine.name=megatron", ["stack = megatron", "vit", "use stack transformers"]),
         (BERT, "loss=fused-linear", ["loss = fused-linear", "use full"]),

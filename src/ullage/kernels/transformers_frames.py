@@ -78,6 +78,8 @@ _LOCALS: Mapping[str, _Names] = {
     "granitemoe": _SCALED,
     "opt": {"down_proj": ()},
     "phi": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "attention_out_dropped", "mlp_out")},
+    "roberta": _BERT,
     "stablelm": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "mlp_out")},
+    "xlm-roberta": _BERT,
 }
 """Models whose layers keep other names; "end": of the whole layer."""

@@ -112,7 +112,7 @@ def fused(tape: Tape, ops: tuple[Op, ...]) -> None:
     tape.views(whole, parts)
 
 
-_BATCHED_POSITIONS = frozenset({"opt"})
+_BATCHED_POSITIONS = frozenset({"opt", "roberta", "xlm-roberta"})
 """Models that count positions along the attention mask, sequence by sequence."""
 
 
@@ -132,7 +132,7 @@ def embedding(tape: Tape, op: Op) -> Value:
         looked = parallel.part(tape, op.name, output, reduced=True)
         if len(tables) > 1:
             looked = Value(name, (rows, *output.dims[1:]), output.dtype)
-        saved = rotary if index == 0 else _indices(tape, name, 1 if of_types else rows, of_types)
+        saved = rotary if index == 0 else _indices(tape, name, of_types)
         tape.emit(
             looked.name,
             (),
@@ -161,8 +161,9 @@ _REGISTERED_POSITIONS = frozenset({"bert"})
 (models/bert/modeling_bert.py, BertEmbeddings)."""
 
 
-def _indices(tape: Tape, name: str, rows: Dim, of_types: bool) -> tuple[Buffer, ...]:
-    """What a look-up saves beside token ids, which are the batch."""
+def _indices(tape: Tape, name: str, of_types: bool) -> tuple[Buffer, ...]:
+    """What a look-up saves beside token ids, which are the batch; token types are gathered by positions."""
+    rows = BATCH if tape.family in _BATCHED_POSITIONS else 1
     if tape.family in _REGISTERED_POSITIONS and not of_types:
         return ()
     what = "token types" if of_types else "positions"

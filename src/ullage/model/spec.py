@@ -64,14 +64,15 @@ class Task:
 
     kind: "masked" (hidden tokens) | "pretraining" (hidden tokens, and whether one sentence follows the other) | "sequence" (a class of
     each sequence) | "tokens" (a class of each token). labels: of a classifier, before which elements drop at the rate ``dropout``.
-    pooled: it reads the first token through a dense layer and tanh. problem: "classes" | "numbers" | "several-classes" (any of them may
-    hold).
+    pooled: it reads the first token through a dense layer and tanh; drops_first: behind another dropout (RoBERTa).
+    problem: "classes" | "numbers" | "several-classes" (any of them may hold).
     """
 
     kind: str
     labels: int = 0
     dropout: float = 0.0
     pooled: bool = True
+    drops_first: bool = False
     problem: str = "classes"
 
 

@@ -86,7 +86,11 @@ def task_ops(spec: DecoderSpec, task: Task, source: str) -> list[Op]:
     rows: tuple[Dim, ...] = (BATCH, SEQ) if task.kind == "tokens" else (BATCH,)
     ops: list[Op] = []
     if task.kind == "sequence":
-        ops += pooler(source) if task.pooled else [_first_token(source, "pooled")]
+        ops += (
+            pooler(source, drops=task.dropout if task.drops_first else 0.0)
+            if task.pooled
+            else [_first_token(source, "pooled")]
+        )
         source = "pooled"
     if task.dropout:
         ops.append(dropout("classifier_dropout", source, "classified", task.dropout, dims=(*rows, "hidden")))
@@ -95,12 +99,14 @@ def task_ops(spec: DecoderSpec, task: Task, source: str) -> list[Op]:
     return [*ops, dense("classifier", source, logits, task.labels), _loss("loss", "logits", "loss", task.problem)]
 
 
-def pooler(source: str) -> list[Op]:
+def pooler(source: str, drops: float = 0.0) -> list[Op]:
     """The first token through a dense layer and tanh."""
     first = Tensor(name="pooled", dims=(BATCH, "hidden"))
+    read = "first_dropped" if drops else "first_token"
     return [
         _first_token(source, "first_token"),
-        dense("pooler", "first_token", Tensor(name="pooler_up", dims=first.dims), "hidden"),
+        *([dropout("pooler_dropout", "first_token", read, drops, dims=first.dims)] if drops else []),
+        dense("pooler", read, Tensor(name="pooler_up", dims=first.dims), "hidden"),
         activation("pooler_act", "tanh", "pooler_up", first),
     ]
 

@@ -125,6 +125,19 @@ ENCODERS: Mapping[str, Mapping[str, object]] = {
     "bert, sequences": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
     "bert, numbers": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 1},
     "bert, tokens": {**_BERT, "architectures": ["BertForTokenClassification"], "num_labels": 9},
+    "roberta": {**_BERT, "model_type": "roberta", "pad_token_id": 1},
+    "roberta, sequences": {
+        **_BERT,
+        "model_type": "roberta",
+        "architectures": ["RobertaForSequenceClassification"],
+        "num_labels": 3,
+    },
+    "xlm-roberta": {
+        **_BERT,
+        "model_type": "xlm-roberta",
+        "architectures": ["XLMRobertaForTokenClassification"],
+        "num_labels": 9,
+    },
     "vit": {
         **_NO_KV,
         **_NO_DROPOUT,

@@ -220,7 +220,7 @@ def _ties_ends(graph: Graph, chunk: Chunk) -> bool:
     return bool(graph.tied) and chunk.first and chunk.last
 
 
-_WRAPPED_EMBEDDINGS = ("bert", "vit")
+_WRAPPED_EMBEDDINGS = ("bert", "roberta", "vit", "xlm-roberta")
 """Families that name their embeddings among the modules not to be split (_no_split_modules), which is what accelerate wraps where nobody
 names classes. Torch refuses a unit with a weight that another one has too: a tied embedding stays with the head."""
 
