@@ -114,3 +114,9 @@ def test_flops_of_images() -> None:
     layers = 12 * (6 * 12 * 768**2 + 12 * 768 * 197)
     patches = 4 * 768 * 3 * 16 * 16 * 196 // 197
     assert flops_per_token(graph(read(VIT).model), 197) == layers + patches + 6 * 1000 * 768 // 197
+
+
+def test_a_model_without_a_head_is_said_to_be_taken_with_one() -> None:
+    job = read(BERT, "model={base: bert-base-uncased, architectures: [BertModel]}")
+    assert any(one.startswith("model.architectures = BertModel: names no head") for one in job.warnings)
+    assert not [one for one in read(BERT).warnings if "architectures" in one]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ullage.errors import UllageError
 from ullage.job.architecture import Architecture
-from ullage.job.checks import Violation, contradiction, infeasible
+from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
 from ullage.model.hf_config import decoder_spec
 from ullage.model.spec import DecoderSpec
@@ -40,6 +40,11 @@ def _encoder(job: Job, arch: Architecture) -> Iterator[Violation]:
     if job.recompute.kind == "modules" and spec.patches is None:
         names = ", ".join(job.recompute.modules)
         yield contradiction("recompute", names, f"{spec.family}'s layers are run again whole", "use full")
+    named = job.model.keys.get("architectures")
+    if isinstance(named, tuple) and named and str(named[0]).endswith("Model"):
+        taken = "hidden tokens are taken to be told" if spec.patches is None else "images are taken to be classified"
+        what = f"names no head: {taken}"
+        yield warning("model.architectures", named[0], what, "name the class that is trained")
     if job.lora is not None:
         what = "is not modelled beside an encoder's head, which PEFT trains in full"
         yield contradiction("lora", "set", what, "leave it out: all of the model is trained then")

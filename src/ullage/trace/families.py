@@ -117,17 +117,19 @@ TEXT_PARTS: Mapping[str, TextPart] = {
 """Families for whose own config.json transformers has no language model: they run inside of another."""
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_DROPOUT = {"hidden_dropout_prob": 0.1}
 _BERT = {**_NO_KV, **_NO_DROPOUT, "model_type": "bert"}
 
 ENCODERS: Mapping[str, Mapping[str, object]] = {
     "bert": _BERT,
     "bert, pre-training": {**_BERT, "architectures": ["BertForPreTraining"]},
-    "bert, sequences": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
+    "bert, sequences": {**_BERT, **_DROPOUT, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
     "bert, numbers": {**_BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 1},
     "bert, tokens": {**_BERT, "architectures": ["BertForTokenClassification"], "num_labels": 9},
     "roberta": {**_BERT, "model_type": "roberta", "pad_token_id": 1},
     "roberta, sequences": {
         **_BERT,
+        **_DROPOUT,
         "model_type": "roberta",
         "architectures": ["RobertaForSequenceClassification"],
         "num_labels": 3,
