@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from ullage.engines import offloaded
 from ullage.engines import optimizer as optimizers
@@ -30,7 +31,7 @@ from ullage.memory.block import BlockProgram, GradRule, boundary, boundary_grad
 from ullage.memory.chunk import Element, Replayer, Wrap
 from ullage.memory.program import EMPTY, Item, Node, Repeat, Sequence, alloc, free, round_up
 from ullage.memory.rank import LocalParam, Rank
-from ullage.model.graph import Block, Graph, Tensor
+from ullage.model.graph import BATCH, TARGET, Block, Graph, Tensor
 
 
 def refuse(job: Job) -> None:
@@ -88,10 +89,11 @@ def beside(job: Job, context: Context) -> list[Item]:
     """The batch, the model's buffers and cuBLAS' workspaces."""
     data = job.data
     tokens = data.seq_len * data.micro_batch
-    tensors = 3 if data.padding_mask else 2
+    targets = context.numel((BATCH, TARGET)) if TARGET in context.sizes else tokens
+    pieces = (tokens, targets, tokens) if data.padding_mask else (tokens, targets)
     cublas = cublas_workspaces(overheads.cublas_workspace_bytes(job.cluster.device))
     batch = "token ids, labels and attention mask" if data.padding_mask else "token ids and labels"
-    inputs = sized("input", batch, tensors * tokens, "int64", pieces=(tokens,) * tensors, lives="one micro-batch")
+    inputs = sized("input", batch, sum(pieces), "int64", pieces=pieces, lives="one micro-batch")
     return [images(context) or inputs, *registered(context), *cublas]
 
 
@@ -177,8 +179,7 @@ class ReplicaStep:
     @property
     def tied(self) -> dict[tuple[str, str], tuple[str, str]]:
         """(block, weight) -> the (block, weight) of a later block that is the same storage."""
-        pairs = [[tuple(name.split(".", 1)) for name in pair] for pair in self.graph.tied]
-        return {(first[0], first[1]): (second[0], second[1]) for first, second in pairs}
+        return self.graph.used_again()
 
     def _rule(self, number: int) -> GradRule:
         pending = frozenset(weight for pair in self.tied.items() for _, weight in pair)
@@ -242,16 +243,20 @@ class ReplicaStep:
         """Of one rank: what its activations take of the host."""
         return offloaded.host_bytes(self.job, self.replayer.context, self.elements)
 
-    def _twins(self, rule: GradRule) -> dict[tuple[str, str], tuple[Item, bool]]:
-        """For each tied weight the gradient that the later block left, and whether it is a view."""
+    def _twins(self, rule: GradRule) -> dict[tuple[str, str], _Twin]:
+        """Of each tied weight."""
         found = {}
-        for first, (block, weight) in self.tied.items():
+        joins_first = {last: first for first, last in self.tied.items()}  # of several, the last in the forward
+        joins_last = {last: first for first, last in reversed(self.tied.items())}
+        for first, last in self.tied.items():
+            block, weight = last
             for element in self.elements:
                 if element.block.name == block:
                     program = self.replayer.element_program(element, rule)
                     grads = dict(program.grads)
                     if weight in grads:  # a loss by chunks sums the head's gradient in a buffer of its own
-                        found[first] = (grads[weight], weight in program.views)
+                        is_view = weight in program.views and first == joins_first[last]
+                        found[first] = _Twin(grads[weight], is_view, whole=first == joins_last[last])
         return found
 
     def _update(self) -> list[Node]:
@@ -306,10 +311,19 @@ def steps_in_backward(job: Job) -> bool:
     return job.engine.options.get("optimizer_in_bwd") is True
 
 
+class _Twin(NamedTuple):
+    """Of a tied weight the gradient that the last block that uses it left, whether it is a view by then, and whether with this block's
+    all are there."""
+
+    gradient: Item
+    is_view: bool
+    whole: bool
+
+
 class _Joins(Wrap):
     """A weight that two blocks use: autograd joins both gradients before anybody takes them (its accumulator waits for both)."""
 
-    def __init__(self, twins: dict[tuple[str, str], tuple[Item, bool]], rule: GradRule) -> None:
+    def __init__(self, twins: dict[tuple[str, str], _Twin], rule: GradRule) -> None:
         self.twins = twins
         self.rule = rule
 
@@ -320,9 +334,9 @@ class _Joins(Wrap):
         for name, item in program.grads:
             if (element.block.name, name) not in self.twins:
                 continue
-            first, is_view = self.twins[element.block.name, name]
+            first, is_view, whole = self.twins[element.block.name, name]
             nodes += joined(item, first, in_place=not is_view)
-            if self.rule.mode != "keep":
+            if self.rule.mode != "keep" and whole:
                 used = [_as_large(first, dtype, name) for dtype in self.rule.temporaries]
                 nodes += [*(alloc(one) for one in used), *(free(one) for one in used), free(first)]
         return Sequence(nodes)

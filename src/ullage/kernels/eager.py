@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ullage import dtypes
 from ullage.kernels.step import Buffer, Context, Crossing, Fit, Step, WeightGrad
-from ullage.model.graph import Block, Dim, Tensor
+from ullage.model.graph import COMPUTE, Block, Dim, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,11 @@ class Tape:
         self.values: dict[str, Value] = {}
         source = block.input
         self.source = source.name
-        self.define(Value(source.name, source.dims, source.elements or context.residual))
+        for one in (source, *block.beside):
+            dtype = context.compute if one.elements == COMPUTE else one.elements or context.residual
+            self.define(Value(one.name, one.dims, dtype))
+        made = [one for op in block.ops for one in op.outputs]
+        self.asking = frozenset(one.name for one in (*block.beside, *made) if one.grad)
 
     # -- values
 

@@ -39,6 +39,10 @@ class WeightGrad:
     fusable: bool = False
 
 
+Slot = int | str
+"""Which tensor beside the stream: one that a trace numbers, or a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A tensor beside the stream, or its gradient, on its way from one block to another: a skip connection, an encoder's output.
@@ -48,7 +52,7 @@ class Crossing:
     """
 
     name: str
-    slot: int
+    slot: Slot
     bytes: int
     what: str = "tensor that skips blocks"
     grad: bool = False
@@ -92,6 +96,9 @@ class Step:
     op: what selective policies know the step by ("matmul", "attention", "all_to_all").
     borrows: tensors of blocks before that the block reads, here first. lends: of writes, those that later blocks read.
     sends: gradients that the backward makes for a block before. receives: gradients made by a later block, gone with this backward.
+    sums: of what it borrows or lends, tensors for which all blocks that read them make gradients: the last of those makes one tensor of
+    it, the others add to that, and the maker of the tensor uses it up.
+    leaf: whether it makes a tensor that asks for a gradient and follows from nothing: autograd's accumulator keeps it, recomputed or not.
     serves: of what the backward needs (saved names, backward_scratch), for whose gradient alone: reads and weights. Where none of those
     asks for one, it is not there.
     moves: bytes through memory, forward and backward, of a step of several kernels that work in place, which its reads and writes do
@@ -123,6 +130,8 @@ class Step:
     lends: tuple[Crossing, ...] = ()
     sends: tuple[Crossing, ...] = ()
     receives: tuple[Crossing, ...] = ()
+    sums: tuple[Crossing, ...] = ()
+    leaf: bool = False
     serves: tuple[tuple[str, tuple[str, ...]], ...] = ()
     moves: tuple[int, int] | None = None
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
@@ -137,6 +146,11 @@ class Step:
             *(buffer.name for buffer in self.writes),
             *(view.name if isinstance(view, Buffer) else view for view, _ in self.aliases),
         )
+
+
+def gradient_of(name: str) -> str:
+    """What a block has in ``handed`` where it is the one that makes a gradient which several blocks add up."""
+    return f"{name}.gradient"
 
 
 @frozen

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ullage.kernels.step import Buffer, Crossing, Step, WeightGrad
-from ullage.memory.block import BlockSteps, boundary_grad, carried_grad
+from ullage.kernels.step import Buffer, Crossing, Step, WeightGrad, gradient_of
+from ullage.memory.block import BlockSteps, boundary_grad, carried, carried_grad
 from ullage.memory.forward import Forward
 from ullage.memory.program import Item
 from ullage.memory.segments import Segments
@@ -35,7 +35,7 @@ class Backward:
 
     __slots__ = (
         "_begun", "_block", "_forward", "_framed", "_grads", "_halves", "_items", "_later", "_live", "_rerun", "_segments",
-        "_to_the_end", "_weights", "_wrapped",
+        "_sums", "_to_the_end", "_weights", "_wrapped",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,7 @@ class Backward:
         self._halves = halves
         self._later: list[_Later] = []
         self._to_the_end: list[Storage] = []
+        self._sums = {one.name: one for step in block.steps for one in step.sums}
         self._wrapped = frozenset(name for step in block.steps for name in step.wrapped)
 
     def run(self) -> None:
@@ -70,6 +71,9 @@ class Backward:
             size = next(buffer.bytes for step in block.steps for buffer in step.writes if buffer.name == block.output)
             arriving = boundary_grad(size if block.output_grad else 0)
             self._grads[block.output] = Storage(arriving, ("grad", block.output))
+        for name, one in self._sums.items():
+            if gradient_of(name) not in block.handed:  # blocks behind have made it
+                self._grads[name] = Storage(carried_grad(one.bytes, one.slot), ("grad", name))
         for index in reversed(range(len(block.steps))):
             for number in self._segments.needed_by(index):
                 if number not in self._rerun:
@@ -180,6 +184,8 @@ class Backward:
         if not recomputed:
             self._let_go_of_saved(index)
         self._live.free(*self._crossing(step.receives))
+        if step.leaf:
+            self._live.free(*(carried(one.bytes, one.slot, one.what) for one in step.lends))
         for name in arriving:
             self._live.release(self._grads.pop(name), ("grad", name))
         for name, storage in new:
@@ -258,6 +264,8 @@ class Backward:
     def _grad_item(self, name: str) -> Item:
         if name == self._block.input:
             return boundary_grad(self._block.input_bytes)
+        if name in self._sums:
+            return carried_grad(self._sums[name].bytes, self._sums[name].slot)
         return self._items.gradient(name, self._live.bytes_of(name), self._live[name].item)
 
     def _accumulate(self, name: str, storage: Storage) -> None:
@@ -272,7 +280,8 @@ class Backward:
             self._grads[name] = total
 
     def _hand_over(self) -> None:
-        """What is left: the input's gradient becomes the previous block's; anything else would be a leak."""
+        """What is left: the input's gradient becomes the previous block's, one that several blocks add up goes on; anything else would
+        be a leak."""
         block = self._block
         last = self._grads.pop(block.input, None) if block.input is not None else None
         arrives = boundary_grad(block.input_bytes)
@@ -281,7 +290,12 @@ class Backward:
             self._live.release(last, ("grad", block.input))
             self._live.alloc(arrives)
         for name in list(self._grads):
-            self._live.release(self._grads.pop(name), ("grad", name))
+            left = self._grads.pop(name)
+            goes_on = name in self._sums
+            if goes_on and left.item is self._grad_item(name) and len(left.holders) == 1:
+                continue
+            self._live.release(left, ("grad", name))
+            self._live.alloc(*([self._grad_item(name)] if goes_on else []))
         for name in self._live:
             held = {one for one in self._live[name].holders if one[0] != LATER} - {("outside", name)}
             assert not held or name == block.output, (name, held)

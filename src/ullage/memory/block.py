@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ullage.frozen import frozen
-from ullage.kernels.step import Segment, Step
+from ullage.kernels.step import Segment, Slot, Step
 from ullage.memory.program import EMPTY, Item, Node, Sequence, round_up
 
 
@@ -17,7 +17,8 @@ class BlockSteps:
     else the longer segment around this block does.
     output_grad: whether the output's gradient arrives as one tensor of its size (else the steps say what they receive).
     handed: names of what crosses beside the stream (kernels/step.py) that is handed for good: what the block lends is another's to
-    free, what it borrows is its own, and so with gradients (memory/handing.py).
+    free, what it borrows is its own, and so with gradients (memory/handing.py). Of a gradient that several blocks add up: that this
+    block makes it (gradient_of).
     owns_input: whether it lets go of its input; else whoever gave it keeps it (a stage's receive buffer).
     ends: whether nothing runs after it, so that nobody holds the graph behind its last weight.
     """
@@ -94,7 +95,7 @@ def boundary(n_bytes: int) -> Item:
 
 
 @cache
-def carried(n_bytes: int, slot: int, what: str) -> Item:
+def carried(n_bytes: int, slot: Slot, what: str) -> Item:
     """A tensor beside the stream that a later block reads."""
     return Item(
         category="activations",
@@ -106,7 +107,7 @@ def carried(n_bytes: int, slot: int, what: str) -> Item:
 
 
 @cache
-def carried_grad(n_bytes: int, slot: int) -> Item:
+def carried_grad(n_bytes: int, slot: Slot) -> Item:
     """The gradient of a tensor beside the stream, from the block that read it to the one that made it."""
     return Item(
         category="transient",

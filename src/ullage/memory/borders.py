@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ullage.frozen import frozen
 from ullage.job.job import Layout
-from ullage.kernels.step import Context, Crossing
+from ullage.kernels.step import Context, Crossing, Slot
 from ullage.memory.chunk import stream_bytes
 from ullage.memory.handing import crossings, tensors
 from ullage.memory.rank import Chunk, Rank, placed, ranks
@@ -26,7 +26,7 @@ class Border:
     beside: tuple[Crossing, ...] = ()
 
     @property
-    def slots(self) -> frozenset[int]:
+    def slots(self) -> frozenset[Slot]:
         return frozenset(one.slot for one in self.beside)
 
     @property

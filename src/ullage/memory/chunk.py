@@ -17,7 +17,7 @@ from itertools import groupby
 from ullage.frozen import frozen
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
-from ullage.kernels.step import Context, Segment
+from ullage.kernels.step import Context, Segment, Slot
 from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
@@ -108,7 +108,9 @@ class Replayer:
             return self._alone(element, rule)
         return _grouped(element, self, rule, self.items(element))
 
-    def elements(self, chunk: Chunk, leaving: frozenset[int] = frozenset(), *, received: bool = False) -> list[Element]:
+    def elements(
+        self, chunk: Chunk, leaving: frozenset[Slot] = frozenset(), *, received: bool = False
+    ) -> list[Element]:
         """A chunk's blocks as they run. leaving: slots of what it hands on beside its output. received: whether its input is in
         buffers that its engine keeps."""
         return list(_elements_of(self, chunk, leaving, received))
@@ -118,11 +120,21 @@ class Replayer:
         alone = Crossings()
         blocks = {id(one.block): one.block for one in elements}
         known = {key: crossings(block, self.context) for key, block in blocks.items()}
-        return [(known[id(one.block)] if one.size == 1 else alone, one.mode == CHECKPOINT) for one in elements]
+        told = {(id(one.block), one.mode): self._kept(one, known[id(one.block)]) for one in elements if one.size == 1}
+        return [(told.get((id(one.block), one.mode), alone), one.mode == CHECKPOINT) for one in elements]
+
+    def _kept(self, element: Element, found: Crossings) -> Crossings:
+        """With what the parts of a block that run again read of others: they keep it as if they had saved it."""
+        if element.mode != SELECTIVE or not found.any:
+            return found
+        steps = stacks.lower(element.block, self.context)
+        parts = stacks.segments(element.block, self.context, self.recompute)
+        read = {name for part in parts for step in steps[part.start : part.stop] for name in step.reads}
+        return replace(found, saved=found.saved | (read & {one.name for one in found.borrows}))
 
 
 @lru_cache(maxsize=256)
-def _elements_of(replayer: Replayer, chunk: Chunk, leaving: frozenset[int], received: bool) -> tuple[Element, ...]:
+def _elements_of(replayer: Replayer, chunk: Chunk, leaving: frozenset[Slot], received: bool) -> tuple[Element, ...]:
     """As ``Replayer.elements``. Blocks that are handed the same are one object."""
     found = _elements(chunk, replayer.recompute, replayer.group, replayer.context.stack)
     if replayer.inputs is not None:

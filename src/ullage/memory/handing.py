@@ -13,24 +13,27 @@ from functools import lru_cache
 
 from ullage.frozen import frozen
 from ullage.kernels import stacks
-from ullage.kernels.step import Context, Crossing
+from ullage.kernels.step import Context, Crossing, Slot, gradient_of
 from ullage.model.graph import Block
 
 
 @frozen
 class Crossings:
-    """Of one block. read: names that its steps read. saved: of these and of what it makes, what its own backward needs."""
+    """Of one block. leaves: names of what it lends and autograd keeps for it. read: names that its steps read. saved: of these and of what
+    it makes, what its own backward needs."""
 
     borrows: tuple[Crossing, ...] = ()
     lends: tuple[Crossing, ...] = ()
     sends: tuple[Crossing, ...] = ()
     receives: tuple[Crossing, ...] = ()
+    sums: tuple[Crossing, ...] = ()
+    leaves: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     saved: frozenset[str] = frozenset()
 
     @property
     def any(self) -> bool:
-        return bool(self.borrows or self.lends or self.sends or self.receives)
+        return bool(self.borrows or self.lends or self.sends or self.receives or self.sums)
 
 
 @lru_cache(maxsize=4096)
@@ -41,13 +44,15 @@ def crossings(block: Block, context: Context) -> Crossings:
         lends=tuple(one for step in steps for one in step.lends),
         sends=tuple(one for step in steps for one in step.sends),
         receives=tuple(one for step in steps for one in step.receives),
+        sums=tuple(one for step in steps for one in step.sums),
+        leaves=frozenset(one.name for step in steps if step.leaf for one in step.lends),
         read=frozenset(name for step in steps for name in step.reads),
         saved=frozenset(name for step in steps for name in step.saves),
     )
 
 
 def handed(
-    blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[int] = (), *, received: bool = False
+    blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[Slot] = (), *, received: bool = False
 ) -> list[frozenset[str]]:
     """For each block of a chunk, in order, the names that it hands away or takes over. The flag: whether it is checkpointed.
 
@@ -57,19 +62,28 @@ def handed(
     found: list[set[str]] = [set() for _ in blocks]
     outputs = {(at, one.name) for at, one in made_for_later(blocks, leaving)}
     for maker, users in tensors(blocks):
-        owner = maker if maker in outputs else _owner(blocks, maker, users)
+        keeps = maker in outputs or maker[1] in blocks[maker[0]][0].leaves
+        owner = maker if keeps else _owner(blocks, maker, users)
         if owner is not None:
             found[maker[0]].add(maker[1])
             found[owner[0]].add(owner[1])
     for at, name in outputs:
         found[at].add(name)
+    for at, name in _first_gradients(blocks):
+        found[at].add(gradient_of(name))
     claimed, unclaimed = _sent(blocks)
     for at, one in (*claimed, *(unclaimed if received else ())):
         found[at].add(one.name)
     return [frozenset(names) for names in found]
 
 
-def made_for_later(blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[int]) -> list[tuple[int, Crossing]]:
+def _first_gradients(blocks: Sequence[tuple[Crossings, bool]]) -> list[Place]:
+    """Of every gradient that several blocks add up, the one whose backward runs first."""
+    latest = {one.slot: (at, one.name) for at, (found, _) in enumerate(blocks) for one in found.sums}
+    return list(latest.values())
+
+
+def made_for_later(blocks: Sequence[tuple[Crossings, bool]], leaving: Collection[Slot]) -> list[tuple[int, Crossing]]:
     """What these blocks made of what leaves them: (block, tensor), the last of each slot."""
     latest = {one.slot: (at, one) for at, (found, _) in enumerate(blocks) for one in found.lends if one.slot in leaving}
     return list(latest.values())
@@ -85,7 +99,7 @@ def _sent(
 ) -> tuple[list[tuple[int, Crossing]], list[tuple[int, Crossing]]]:
     """(block, gradient) of both ends of every gradient that is sent and taken here, and of what is sent to a chunk before."""
     claimed: list[tuple[int, Crossing]] = []
-    waiting: dict[tuple[int, int], tuple[int, Crossing]] = {}
+    waiting: dict[tuple[Slot, int], tuple[int, Crossing]] = {}
     for at in reversed(range(len(blocks))):
         for one in blocks[at][0].receives:
             if (one.slot, one.bytes) in waiting:
@@ -100,7 +114,7 @@ Place = tuple[int, str]
 
 def tensors(blocks: Sequence[tuple[Crossings, bool]]) -> list[tuple[Place, list[Place]]]:
     """(block and name of the maker, those of the readers) of every tensor that is made and read in these blocks."""
-    latest: dict[int, Place] = {}
+    latest: dict[Slot, Place] = {}
     users: dict[Place, list[Place]] = defaultdict(list)
     for at, (found, _) in enumerate(blocks):
         for one in found.borrows:

@@ -22,8 +22,11 @@ Dim = str | int
 BATCH = "batch"  # sequences of one micro-batch
 SEQ = "seq"  # tokens of one sequence inside a tensor-parallel region
 SEQ_SP = "seq_sp"  # the same between the regions, where sequence parallelism divides it
+COMPUTE = "compute"
+"""For ``Tensor.elements`` of what blocks hand on: the type that matmuls run in, where the stream's may be another."""
 STREAM: tuple[Dim, ...] = (BATCH, SEQ_SP, "hidden")  # the tensor that one decoder block hands to the next
 IMAGES: tuple[Dim, ...] = (BATCH, "channels", "image_height", "image_width")  # what a model reads in place of tokens
+TARGET = "target"  # tokens of one sequence that a decoder behind an encoder makes; an encoder's are SEQ
 ROUTED = "routed"  # rows that this rank's experts compute: tokens x top-k at balanced routing
 SENT = "sent"  # rows that this rank sends to experts, wherever they are: its own tokens x top-k, however routed
 
@@ -54,7 +57,7 @@ class Param:
 
 @frozen
 class Op:
-    """One operation. ``inputs`` names tensors made before it in the block, or the block's own input.
+    """One operation. ``inputs`` names tensors made before it in the block, the block's own input, or one beside it.
 
     kind: embedding | norm | linear | rope | attention | activation | residual | dropout | router | dispatch |
     grouped_linear | combine | mla_assemble | loss | conv2d | ... : the key of a kernel.
@@ -86,6 +89,8 @@ class Block:
 
     role: embedding | layer | between (what runs between two layers) | head | loss (where no module computes it). Pipelines cut between
     blocks of role layer.
+    beside: tensors of blocks before that the ops read beside the input, under the names that their makers gave them (an encoder's
+    output). lends: names of those that this block makes.
     family: config.json's model_type, where layer code differs by model for the same ops.
     """
 
@@ -95,6 +100,8 @@ class Block:
     output: Tensor
     role: str = "layer"
     family: str = ""
+    beside: tuple[Tensor, ...] = ()
+    lends: tuple[str, ...] = ()
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -145,6 +152,13 @@ class Graph:
         """Qualified names of parameters that their own block has under another name before."""
         return frozenset(second for first, second in self.tied if first.partition(".")[0] == second.partition(".")[0])
 
+    def used_again(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """(block, weight) -> the last (block, weight) that is the same storage, in execution order."""
+        pairs = [(_place(first), _place(second)) for first, second in self.tied]
+        last = dict(pairs)
+        between = {second: last[first] for first, second in pairs if second[0] != last[first][0]}
+        return last | between
+
     def size(self, dim: Dim) -> int:
         """The size of a dimension that the model fixes."""
         if isinstance(dim, int):
@@ -166,3 +180,8 @@ class Graph:
             for param in run.block.params
             if not param.buffer and f"{run.block.name}.{param.name}" not in tied and (param.trainable or not trainable)
         )
+
+
+def _place(name: str) -> tuple[str, str]:
+    block, _, param = name.partition(".")
+    return block, param

@@ -45,7 +45,8 @@ def _step(job: Job, graph: Graph, rank: Rank, groups: tuple[optimizers.Group, ..
     step = ReplicaStep(job=job, graph=graph, rank=rank, replayer=replayer_of(job, graph), groups=groups)
     last = job.data.grad_accum - 1
     if _in_place(job):
-        tied = frozenset(step.tied.values())
+        first = {last: first for first, last in reversed(step.tied.items())}
+        tied = frozenset({*step.tied, *first} - set(first.values()))  # whole with the first block's
         step.around = lambda wrap, micro_batch: PutTogether(wrap, tied) if micro_batch == last else wrap
     if not views:
         return step
