@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from ullage.job.recurrent import FAMILIES as RECURRENT
 from ullage.trace import compare
 from ullage.trace.compare import ATTENTIONS, COMPARED, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
 from ullage.trace.families import EAGER_ONLY
@@ -43,6 +44,18 @@ def test_closed_form_is_the_trace(case: Case) -> None:
 def test_a_window_shorter_than_the_sequence(mode: tuple[str, str, Literal["none", "selective"]]) -> None:
     """Its mask becomes an additive one before the kernel, by no op that a policy keeps; tables of both kinds of layers are there."""
     assert not [_told(row) for row in rows(Case("gemma3_text", *mode)) if not row.equal]
+
+
+@pytest.mark.parametrize(
+    "mode", [("bf16", "sdpa", "none"), ("autocast", "eager", "full"), ("fp32", "sdpa", "selective")]
+)
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_sequence_of_several_chunks(
+    family: str, mode: tuple[str, str, Literal["none", "full", "selective"]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delta rule goes from chunk to chunk of 64 tokens; the last is filled up."""
+    monkeypatch.setattr(compare, "SEQ", 150)
+    assert not [_told(row) for row in rows(Case(family, *mode)) if not row.equal]
 
 
 def test_the_modes_cover_each_choice() -> None:

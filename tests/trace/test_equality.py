@@ -39,13 +39,20 @@ MODES = {
 }
 
 
+STRIDES = """torch's fake softplus_backward is contiguous, where the real one has the strides of its gradient (torch/_refs): in a run the
+gradients of both rates, joined, are copied before their projection reads them as a matrix"""
+APART = {"qwen3_next": STRIDES}
+"""Families of which a run allocates what a trace does not."""
+
+
 def chosen():
     """llama in every mode; each other family in one, so that each mode meets several families."""
     modes = itertools.cycle(MODES)
     for family in FAMILIES:
         for mode in MODES if family == "llama" else [next(modes)]:
             settings = MODES[mode] | ({"attention": "eager"} if family in EAGER_ONLY else {})
-            yield pytest.param(family, settings, id=f"{family}, {mode}")
+            marks = [pytest.mark.xfail(strict=True, reason=APART[family])] if family in APART else []
+            yield pytest.param(family, settings, id=f"{family}, {mode}", marks=marks)
 
 
 @pytest.mark.parametrize(("family", "settings"), list(chosen()))

@@ -16,6 +16,7 @@ from ullage.job.job import Job, Lora
 from ullage.job.saved_modules import trained_in_full
 from ullage.job.wide import left_wide
 from ullage.job.widened import widened, widens
+from ullage.model import delta
 from ullage.model.build import MEGATRON_ARGUMENTS, table_of_positions
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
@@ -290,11 +291,15 @@ def _called(block: Block) -> Iterator[tuple[Op, ...]]:
 
 def _names(block: Block, ops: tuple[Op, ...]) -> tuple[str, ...]:
     """The last parts of a linear's path, of which a target is one; a shared expert's linears have the names of a layer's own."""
+    if ops[0].kind == "shared_gate":
+        return ("shared_expert_gate",)
     if ops[0].kind != "linear":
         return ()
     name = ops[0].name if len(ops) == 1 else str(ops[0].attrs["group"])
     bare = name.removeprefix("shared_")
     called = NAMES.get(block.family, {}).get(bare, bare)
+    if ops[0].module == delta.MODULE:
+        return (called, f"{delta.MODULE}.{called}")
     return (called,) if bare == name else (called, f"shared_expert.{called}", f"shared_experts.{called}")
 
 
@@ -307,7 +312,7 @@ def _adapted(
     experts: Experts,
 ) -> Block:
     """found: the targets that were met, which this adds to."""
-    packed = ("linear", "grouped_linear") if experts.packed else ("linear",)
+    packed = ("linear", "shared_gate", "grouped_linear") if experts.packed else ("linear", "shared_gate")
     made: list[Op] = []
     for ops in _called(block):
         base = lora.base if block.role == "layer" and ops[0].kind in packed else "bf16"

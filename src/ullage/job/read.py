@@ -78,6 +78,7 @@ def _checked(job: Job) -> Job:
 
 
 def _read(document: Document) -> Job:
+    from ullage.job import recurrent
     from ullage.model.build import tokens_of_images
     from ullage.model.hf_config import defaults as model_defaults
 
@@ -114,6 +115,7 @@ def _read(document: Document) -> Job:
         compile=root.take("compile", fields.flag, False),
     )
     root.close()
+    defaults.extend(recurrent.defaults(job))
     return replace(job, defaults=tuple(sorted(defaults, key=_position)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ullage.errors import Contradiction
+from ullage.job import recurrent
 from ullage.job.fields import show
 from ullage.job.job import Job
 
@@ -83,6 +84,10 @@ _RULES: dict[str, tuple[str, _Agrees]] = {
     "use_dora": ("lora", lambda value, job: value is False or job.lora is not None),
     "use_rslora": ("lora", lambda value, job: value is False or job.lora is not None),
     "xielu_cuda": ("model.model_type", lambda value, job: value is False or job.model.model_type == "apertus"),
+    **{
+        name: ("model.model_type", lambda value, job: value is False or job.model.model_type in recurrent.FAMILIES)
+        for name in recurrent.DEFAULTS
+    },
     "device_map": ("engine.name", lambda value, job: job.engine.name == "single"),
 }
 

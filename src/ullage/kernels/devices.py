@@ -60,6 +60,11 @@ DIFFERENCES: Mapping[str, Difference] = {
         "counts floating-point copies of them: histc takes no integers",
         "transformers/integrations/moe.py, grouped_mm_experts_forward",
     ),
+    "kernels of a gated DeltaNet": Difference(
+        "those of flash-linear-attention and causal-conv1d, where they are installed",
+        "none: Triton's and CUDA's run there alone, and transformers' own code in their place",
+        "transformers/integrations/hub_kernels.py, use_kernel_func_from_hub_with_fallback",
+    ),
     "layer norm statistics": Difference(
         "fp32 whatever the input",
         "the input's type",

@@ -168,6 +168,16 @@ class Tape:
         serves = {left.name: (right.name,), right.name: (left.name,)}
         return self.emit(out.name, (left, right), out, what=what, saves=(left, right), serves=serves)
 
+    def times(self, left: Value, right: Value, out: Value, what: str = "") -> Value:
+        """The product of two shapes or types; the gradient of a factor that is not as the product is made as the product is."""
+        fits = tuple(
+            Fit(one.name, self.scratch(f"{out.name}.grad_of_{one.name}", out))
+            for one in (left, right)
+            if (one.dims, one.dtype) != (out.dims, out.dtype)
+        )
+        serves = {left.name: (right.name,), right.name: (left.name,)}
+        return self.emit(out.name, (left, right), out, what=what, saves=(left, right), fits=fits, serves=serves)
+
     def scale(self, value: Value, name: str) -> Value:
         """A Python number times a tensor: nothing is saved."""
         return self.emit(name, (value,), Value(name, value.dims, value.dtype))

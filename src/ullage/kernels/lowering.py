@@ -16,8 +16,13 @@ Kernel = Callable[[tuple[Op, ...], Context], list[Step]]
 
 _Kernel = TypeVar("_Kernel")
 
-_MEGATRONS = ("ssm", "ssm_norm")
-"""Kinds of op that Megatron's stack alone has kernels for."""
+_KNOWN_BY = {
+    **dict.fromkeys(("ssm", "ssm_norm"), "megatron"),
+    **dict.fromkeys(
+        ("query_gate", "output_gate", "delta_split", "causal_conv", "delta_rule", "gated_norm"), "transformers"
+    ),
+}
+"""Kinds of op that one stack alone has kernels for."""
 
 
 def of_loss(op: Op) -> bool:
@@ -41,7 +46,7 @@ def kernel_of(kernels: Mapping[str, _Kernel], op: Op, context: Context) -> _Kern
     """A stack's kernel for an op. Unsupported where it has none."""
     kernel = kernels.get(op.kind)
     if kernel is None:
-        remedy = "use stack megatron" if op.kind in _MEGATRONS else None
+        remedy = f"use stack {_KNOWN_BY[op.kind]}" if op.kind in _KNOWN_BY else None
         what = f"has no kernel for op {op.name!r} of kind {op.kind!r}"
         raise Unsupported(what, key="stack", value=context.stack, remedy=remedy)
     return kernel

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ullage.kernels import (
     transformers_attention,
     transformers_cut_loss,
+    transformers_delta,
     transformers_encoders,
     transformers_frames,
     transformers_latent,
@@ -199,4 +200,10 @@ KERNELS: Mapping[str, Emit] = {
     "dispatch": transformers_moe.dispatch,
     "combine": transformers_moe.combine,
     "shared_gate": transformers_moe.shared_gate,
+    "query_gate": transformers_delta.query_gate,
+    "output_gate": transformers_delta.output_gate,
+    "delta_split": transformers_delta.split,
+    "causal_conv": transformers_delta.convolution,
+    "delta_rule": transformers_delta.rule,
+    "gated_norm": transformers_delta.norm,
 }

@@ -51,6 +51,7 @@ _BERT = {
 _ARGUMENTS: _Names = {
     "o_proj": _ATTENTION,
     "down_proj": ("mlp_in", f"mlp_in{GATHERED}", "gate_up"),
+    "out_proj": ("attention_in", "qkvz", "ba", "z", "b", "a", "convolved", "beta", "g"),
     "combine": ("mlp_in", *transformers_moe.NAMED),
     "shared_add": ("mlp_in", *transformers_moe.NAMED),
 }
@@ -67,6 +68,7 @@ _LOCALS: Mapping[str, _Names] = {
     "deepseek_v3": {"o_proj": _LATENT},
     "glm4_moe_lite": {"o_proj": _LATENT},
     "kimi_k2": {"o_proj": _LATENT},
+    "qwen3_next": {"o_proj": (*_ATTENTION, "output_gate")},
     "gpt2": {
         "o_proj": (),
         "attention_add": ("attention_in",),

@@ -31,15 +31,15 @@ def linear(tape: Tape, op: Op) -> Value:
         params = [(shared, ("vocab", "hidden"))]
     output = tape.like(op.outputs[0], tape.context.compute)
     if op.name in _SCALES.get(tape.family, ()):
-        raw = _projected(tape, op, source, params, replace(output, name=f"{output.name}.unscaled"))
+        raw = projected(tape, op, source, params, replace(output, name=f"{output.name}.unscaled"))
         return tape.scale(raw, output.name)
-    return _projected(tape, op, source, params, output, rows=rows)
+    return projected(tape, op, source, params, output, rows=rows)
 
 
 def of_chunk(tape: Tape, op: Op, source: Value, name: str, dims: tuple[Dim, ...]) -> Value:
     """One nn.Linear that runs once for each of several parts of its input, this part under a name of its own."""
     params = [(param.name, param.dims) for param in adapters.base(op)]
-    return _projected(tape, op, source, params, Value(name, dims, tape.context.compute), prefix=f"{name}.")
+    return projected(tape, op, source, params, Value(name, dims, tape.context.compute), prefix=f"{name}.")
 
 
 def weight_of_head(head: Op) -> tuple[str, tuple[Dim, ...]]:
@@ -48,7 +48,7 @@ def weight_of_head(head: Op) -> tuple[str, tuple[Dim, ...]]:
     return (shared, ("vocab", "hidden")) if isinstance(shared, str) else (head.params[0].name, head.params[0].dims)
 
 
-def _projected(
+def projected(
     tape: Tape, op: Op, source: Value, params: Named, output: Value, *, rows: bool = False, prefix: str = ""
 ) -> Value:
     """prefix: of names, where the linear runs several times."""
@@ -66,7 +66,7 @@ def _projected(
 
 
 SHARED = "shared_experts"
-SHARED_ON_ROWS = frozenset({"qwen2_moe"})
+SHARED_ON_ROWS = frozenset({"qwen2_moe", "qwen3_next"})
 """Models whose shared expert takes tokens as rows, without a dimension of sequences (models/qwen2_moe/modeling_qwen2_moe.py)."""
 
 

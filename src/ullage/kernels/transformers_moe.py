@@ -12,7 +12,7 @@ from ullage.kernels import transformers_expert_weights as expert_weights
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Fit, Step, WeightGrad
-from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat
+from ullage.kernels.transformers_linear import SHARED, SHARED_ON_ROWS, flat, projected
 from ullage.kernels.transformers_loss import version_of
 from ullage.kernels.transformers_matmul import matmul
 from ullage.model.graph import BATCH, ROUTED, SEQ_SP, Dim, Op
@@ -279,10 +279,10 @@ def shared_gate(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     source, shared = flat(tape, tape[op.inputs[0]]), tape[op.inputs[1]]
     param = op.params[0]
-    raw = Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute)
-    matmul(tape, raw.name, source, [(param.name, param.dims)], raw, rows=True)
+    logit = Value("shared_gate.logit", (*_TOKENS, 1), tape.context.compute)
+    raw = projected(tape, op, source, [(param.name, param.dims)], logit, rows=True)
     gate = Value("shared_gate.sigmoid", raw.dims, raw.dtype)
     tape.emit(gate.name, (raw,), gate, saves=(gate,))
     output = tape.like(op.outputs[0], shared.dtype)
     product = Fit(gate.name, tape.scratch("shared_gate.product", shared))
-    return tape.emit(op.name, (gate, shared), output, saves=(gate, shared), fits=(product,))
+    return tape.emit("shared_gate.gated", (gate, shared), output, saves=(gate, shared), fits=(product,))

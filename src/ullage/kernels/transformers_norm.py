@@ -23,7 +23,7 @@ def norm(tape: Tape, op: Op) -> Value:
 
 def rms(tape: Tape, op: Op, source: Value) -> Value:
     """LlamaRMSNorm: fp32 inside, back in the input's type before the weight (models/llama/modeling_llama.py)."""
-    wide, variance = _normalised(tape, op.name, source)
+    wide, variance = normalised(tape, op.name, source)
     narrow = tape.cast(wide, source.dtype, f"{op.name}.narrow")
     output = tape.like(op.outputs[0], promote(source.dtype, tape.weight_dtype))
     if op.params:
@@ -37,7 +37,7 @@ def rms(tape: Tape, op: Op, source: Value) -> Value:
 
 def wide_rms(tape: Tape, op: Op, source: Value) -> Value:
     """Olmo2RMSNorm: the weight, in its own type, times the fp32 tensor, then back (models/olmo2/modeling_olmo2.py)."""
-    wide, variance = _normalised(tape, op.name, source)
+    wide, variance = normalised(tape, op.name, source)
     param = op.params[0]
     scaled = _scaled(tape, op, source)
     tape.mul_weight(wide, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
@@ -48,7 +48,7 @@ def wide_rms(tape: Tape, op: Op, source: Value) -> Value:
 
 def _gemma(tape: Tape, op: Op, source: Value) -> Value:
     """Gemma's: times (1 + weight) in fp32, then back (models/gemma2/modeling_gemma2.py)."""
-    wide, _ = _normalised(tape, op.name, source)
+    wide, _ = normalised(tape, op.name, source)
     param = op.params[0]
     name = f"{op.name}.one_plus"
     shifted = Value(name, param.dims, "fp32")
@@ -75,7 +75,7 @@ def _centred(tape: Tape, op: Op, source: Value) -> Value:
 
 def _weight_in_fp32(tape: Tape, op: Op, source: Value) -> Value:
     """HeliumRMSNorm: the weight's copy in fp32 times the fp32 tensor, then back (models/helium/modeling_helium.py)."""
-    wide, variance = _normalised(tape, op.name, source)
+    wide, variance = normalised(tape, op.name, source)
     output = tape.cast(_times_weight32(tape, op, wide, source), source.dtype, op.outputs[0].name)
     tape.hold(wide, variance, source)
     return output
@@ -104,7 +104,7 @@ def _one_plus(tape: Tape, op: Op, source: Value) -> Value:
 # -- parts
 
 
-def _normalised(tape: Tape, name: str, source: Value) -> tuple[Value, Value]:
+def normalised(tape: Tape, name: str, source: Value) -> tuple[Value, Value]:
     """x * rsqrt(mean(x^2) + eps) in fp32, and the mean square, which the frame names to its end."""
     wide = tape.cast(source, "fp32", f"{name}.fp32")
     variance = _mean_square(tape, name, wide)
@@ -229,5 +229,6 @@ _OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
     "olmo": _fp32_layer_norm,
     "olmo2": wide_rms,
     "olmo3": wide_rms,
+    "qwen3_next": _gemma,
 }
 """Models whose norm is another than torch's layer norm or Llama's RMSNorm."""

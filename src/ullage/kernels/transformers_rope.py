@@ -7,7 +7,9 @@ from dataclasses import replace
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.model.graph import SEQ, Dim, Op, Tensor
 
-JOINS = frozenset({"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe", "nemotron"})
+JOINS = frozenset(
+    {"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe", "nemotron", "qwen3_next"}
+)
 """Models that cut heads into a turned and an unturned part and join them again, even where nothing is unturned."""
 INTERLEAVES = frozenset({"ernie4_5", "glm", "glm4", "helium"})
 """Models whose every layer repeats cos and sin for the two elements of a pair."""

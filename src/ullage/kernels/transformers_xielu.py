@@ -6,7 +6,6 @@ from __future__ import annotations
 from ullage.job.widened import XIELU_CUDA
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Fit
 from ullage.model.graph import Op
 
 
@@ -59,8 +58,8 @@ def _slope(tape: Tape, op: Op, at: int, *, widens: bool) -> Value:
 def _above(tape: Tape, op: Op, x: Value, slope: Value, dtype: str) -> Value:
     """(p x) x + beta x."""
     name = f"{op.name}.above"
-    scaled = _times(tape, slope, x, Value(f"{name}.scaled", x.dims, dtype))
-    square = _times(tape, scaled, x, Value(f"{name}.square", x.dims, dtype))
+    scaled = tape.times(slope, x, Value(f"{name}.scaled", x.dims, dtype))
+    square = tape.times(scaled, x, Value(f"{name}.square", x.dims, dtype))
     linear = tape.scale(x, f"{name}.linear")
     return tape.add(square, linear, Value(name, x.dims, dtype))
 
@@ -76,7 +75,7 @@ def _below(tape: Tape, op: Op, x: Value, slope: Value, dtype: str, *, widens: bo
     tape.emit(power.name, (bounded,), power, saves=(power,), backward_scratch=plus_one)
     less = Value(f"{name}.less", x.dims, power.dtype)
     tape.emit(less.name, (power, x), less, passes=(power,))
-    curved = _times(tape, less, slope, Value(f"{name}.curved", x.dims, promote(less.dtype, slope.dtype)))
+    curved = tape.times(less, slope, Value(f"{name}.curved", x.dims, promote(less.dtype, slope.dtype)))
     linear = tape.scale(x, f"{name}.linear")
     return tape.add(curved, linear, Value(name, x.dims, promote(curved.dtype, dtype)))
 
@@ -86,14 +85,3 @@ def _bounded(tape: Tape, x: Value, name: str) -> Value:
     masks = (tape.scratch(f"{name}.{one}", x, "bool") for one in ("equal", "above"))
     half = tape.scratch(f"{name}.half", x)
     return tape.emit(name, (x,), Value(name, x.dims, x.dtype), saves=(x,), backward_scratch=(half, *masks))
-
-
-def _times(tape: Tape, left: Value, right: Value, out: Value) -> Value:
-    """A product; the gradient of a factor of another shape or type is made as the product is."""
-    fits = tuple(
-        Fit(one.name, tape.scratch(f"{out.name}.grad_of_{one.name}", out))
-        for one in (left, right)
-        if (one.dims, one.dtype) != (out.dims, out.dtype)
-    )
-    serves = {left.name: (right.name,), right.name: (left.name,)}
-    return tape.emit(out.name, (left, right), out, saves=(left, right), fits=fits, serves=serves)

@@ -31,10 +31,14 @@ def attention(spec: DecoderSpec, source: str, kind: Kind) -> list[Op]:
             module="core_attn",
         )
     )
+    context = "context"
+    if spec.gated:
+        ops.append(_output_gate())
+        context = "context_gated"
     ops.append(
         linear(
             "o_proj",
-            "context",
+            context,
             Tensor(name="attention_out", dims=STREAM),
             ("hidden",),
             ("heads", "v_head_dim"),
@@ -49,12 +53,15 @@ def _projections(spec: DecoderSpec, source: str, *, roped: bool) -> list[Op]:
     normed = spec.qk_norm is not None and (roped or spec.qk_norm != "unscaled")
     names = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
     results = {"q": "q", "k": "k", "v": "v"} if roped or normed else {"q": "q_final", "k": "k_final", "v": "v"}
+    widths = dict.fromkeys(names, "head_dim")
+    if spec.gated:
+        results["q"], widths["q"] = "q_and_gate", "q_and_gate"
     ops = [
         linear(
             f"{letter}_proj",
             source,
-            Tensor(name=results[letter], dims=(BATCH, SEQ, heads, "head_dim")),
-            (heads, "head_dim"),
+            Tensor(name=results[letter], dims=(BATCH, SEQ, heads, widths[letter])),
+            (heads, widths[letter]),
             ("hidden",),
             parallel="column",
             bias=spec.qkv_bias,
@@ -64,6 +71,9 @@ def _projections(spec: DecoderSpec, source: str, *, roped: bool) -> list[Op]:
         for letter, heads in names.items()
     ]
     q, k = results["q"], results["k"]
+    if spec.gated:
+        ops.insert(1, _query_and_gate())
+        q = "q"
     if normed:
         suffix = "normed" if roped else "final"
         ops += [_head_norm(spec, letter, names[letter], f"{letter}_{suffix}") for letter in ("q", "k")]
@@ -71,6 +81,23 @@ def _projections(spec: DecoderSpec, source: str, *, roped: bool) -> list[Op]:
     if roped:
         ops.append(_rope(spec, q, k))
     return ops
+
+
+def _query_and_gate() -> Op:
+    """Half of each head's part of the query's projection is the gate of the attention's output."""
+    heads = tuple(Tensor(name=name, dims=(BATCH, SEQ, "heads", "head_dim")) for name in ("q", "output_gate"))
+    return Op(name="q_split", kind="query_gate", inputs=("q_and_gate",), outputs=heads, module="q_proj")
+
+
+def _output_gate() -> Op:
+    """The attention's output times the sigmoid of the gate (arXiv 2505.06708)."""
+    return Op(
+        name="output_gate",
+        kind="output_gate",
+        inputs=("context", "output_gate"),
+        outputs=(Tensor(name="context_gated", dims=(BATCH, SEQ, "heads", "v_head_dim")),),
+        module="output_gate",
+    )
 
 
 def _head_norm(spec: DecoderSpec, letter: str, heads: str, result: str) -> Op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ullage.model.delta import CHUNK
 from ullage.model.graph import SEQ, SEQ_SP, Graph, Op
 
 # Ops that multiply every token by a matrix. The embedding is a look-up, a norm's weight no matrix, a bias an addition.
@@ -11,6 +12,9 @@ _MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
 
 FORWARD_FLOPS = 2
 FROZEN_FLOPS = 4  # of a weight that is not trained: no gradient of it
+# Forward, of a token and a head of the delta rule, each a multiplication and an addition: keys by keys, queries by keys, the inverse of a
+# chunk's system by keys; that inverse by values, scores by values; what a state predicts, recalls and takes in.
+OF_KEYS, OF_VALUES, OF_STATES = 3, 2, 3
 SCAN_FLOPS = 7  # forward, of an element of a state: decayed, written and read
 MATMUL_FLOPS = 6  # per weight and token: forward 2 (multiply and add), backward 4 (gradients of input and weight)
 
@@ -32,6 +36,7 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
     Counted: 6 for each weight of a matmul that a token meets, 4 where it is frozen (active experts only; the head included, the embedding
     look-up not), and attention as 6 x heads x (head_dim + v_head_dim) x keys, which is 12 x hidden x seq_len a layer in the plain case
     (PaLM, arXiv 2204.02311, appendix B). keys is seq_len, or the window where that is shorter: the causal half is not taken off.
+    The gated delta rule is three times its forward's matmuls in chunks of 64 tokens, triangles counted whole.
     A Mamba-2 scan is three times 7 x channels x state, as Megatron-LM counts it (training/training.py, mamba_layer_flops).
     What is done once for a sequence, as a classifier of the first token, counts by its share of a token; of images the patches alone are
     convolved, and ask for no gradient: 4 for each of those weights.
@@ -56,6 +61,8 @@ def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
     if op.kind == "conv2d":  # of the patches alone, and images ask for no gradient
         (weight, _) = op.params
         return FROZEN_FLOPS * graph.numel(weight) * graph.size("patches") // seq_len
+    if op.kind == "delta_rule":
+        return MATMUL_FLOPS * _of_delta_rule(*(graph.size(f"delta_{which}") for which in ("heads", "k_dim", "v_dim")))
     if op.kind not in _MATMULS:
         return 0
     if "shared" in op.attrs:  # a head that has its weight from the main one
@@ -66,6 +73,11 @@ def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
         if param.name.endswith((".weight", ".lora_A", ".lora_B"))
     )
     return flops if {SEQ, SEQ_SP} & {*op.outputs[0].dims} or op.of_experts else flops // seq_len  # once a sequence
+
+
+def _of_delta_rule(heads: int, k_dim: int, v_dim: int) -> int:
+    """Multiplications of a token's forward (flash-linear-attention, fla/ops/gated_delta_rule/chunk.py)."""
+    return heads * (CHUNK * (OF_KEYS * k_dim + OF_VALUES * v_dim) + OF_STATES * k_dim * v_dim)
 
 
 def _is_frozen(op: Op) -> bool:

@@ -9,7 +9,7 @@ from ullage.model.embedding import embedding
 from ullage.model.graph import Block, Graph, Run
 from ullage.model.head import head
 from ullage.model.layer import layer
-from ullage.model.spec import DecoderSpec, Kind, kind_of
+from ullage.model.spec import DecoderSpec, Delta, Kind, kind_of
 from ullage.model.task import has_words
 
 
@@ -104,4 +104,23 @@ def _sizes(spec: DecoderSpec) -> FrozenMap:
             "ssm_conv": conv,
             "ssm_in": inner + conv + mamba.heads,
         }
+    if spec.delta is not None:
+        sizes |= _delta_sizes(spec.delta)
+    if spec.gated:
+        sizes["q_and_gate"] = 2 * spec.head_dim
     return FrozenMap(sizes)
+
+
+def _delta_sizes(delta: Delta) -> dict[str, object]:
+    keys, values = delta.k_heads * delta.k_dim, delta.v_heads * delta.v_dim
+    return {
+        "delta_k_heads": delta.k_heads,
+        "delta_heads": delta.v_heads,
+        "delta_k_dim": delta.k_dim,
+        "delta_v_dim": delta.v_dim,
+        "delta_keys": keys,
+        "delta_values": values,
+        "delta_qkv": 2 * keys + values,
+        "delta_qkvz": 2 * (keys + values),
+        "delta_rates": 2 * delta.v_heads,
+    }

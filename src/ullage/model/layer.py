@@ -4,6 +4,7 @@ one branch alone."""
 from __future__ import annotations
 
 from ullage.model.attention import attention
+from ullage.model.delta import delta_net
 from ullage.model.graph import STREAM, Block, Op, Tensor
 from ullage.model.mamba import mamba
 from ullage.model.mlp import mlp
@@ -21,6 +22,8 @@ def layer(spec: DecoderSpec, kind: Kind) -> Block:
         name += "-window"
     if spec.rope_layers and not kind.roped:
         name += "-nope"
+    if kind.linear:
+        name += "-linear"
     return Block(
         name=name,
         ops=layer_ops(spec, kind, source="x", result="y"),
@@ -38,7 +41,7 @@ def layer_ops(spec: DecoderSpec, kind: Kind, *, source: str, result: str) -> tup
     if spec.pre_norms:
         ops.append(norm(spec, "input_norm", source, "attention_in"))
         attention_input = "attention_in"
-    ops += attention(spec, attention_input, kind)
+    ops += delta_net(spec, attention_input) if kind.linear else attention(spec, attention_input, kind)
     branch = _after_branch(spec, ops, "attention_out", "attention")
     if spec.parallel_residual:
         mlp_input = attention_input

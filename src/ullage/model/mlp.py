@@ -156,6 +156,7 @@ def _shared(spec: DecoderSpec, experts: Experts, source: str) -> list[Op]:
             inputs=(source, "shared_raw"),
             outputs=(Tensor(name="shared_out", dims=STREAM),),
             params=(Param(name="shared_gate.weight", dims=(1, "hidden")),),
+            attrs=FrozenMap({"parallel": "replicated", "out": (1,), "in": ("hidden",)}),
             module="shared_experts",
         ),
     ]

@@ -19,6 +19,12 @@ By kind (inputs -> outputs; b = batch, T = seq_sp outside and seq inside tensor-
     combine       rows, scores -> out
     ssm           projected -> scanned           convolution and chunked scan of a Mamba-2 mixer; attrs: chunk
     ssm_norm      scanned -> gated               norm over the channels of each group, gated
+    query_gate    q_and_gate -> q, gate          two halves of each head
+    output_gate   context, gate -> gated         attention's output times the sigmoid of its gate
+    delta_split   qkvz, ba -> qkv, z, b, a       what a gated DeltaNet's joint projections hold, in its order
+    causal_conv   qkv -> convolved               taps over the tokens of each channel, and silu
+    delta_rule    convolved, b, a -> out         a state for each head, in chunks; its rates and its decay
+    gated_norm    out, z -> gated                norm over the channels of each head, times silu(z)
     first_token   x -> h                         of each sequence
     loss          logits -> loss                 attrs: softcap; predicts = words | classes | numbers | several-classes, or the next token
     add_losses    two losses -> loss

@@ -95,6 +95,22 @@ class Patches:
 
 
 @frozen
+class Delta:
+    """Gated DeltaNet (arXiv 2412.06464): ``v_heads`` states of ``k_dim x v_dim``, of which as many as come to each of ``k_heads`` are read
+    and written by one query and key; ``conv`` taps before them.
+
+    joined: queries, keys, values and gate come of one projection, both rates of another (Qwen3-Next), where others have four.
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int
+    joined: bool
+
+
+@frozen
 class DecoderSpec:
     """A decoder's architecture, or an encoder's. Names are config.json's; dims are before any layout.
 
@@ -102,6 +118,7 @@ class DecoderSpec:
     mlp_form: its name in config.json where that is another ("gelu_new" is composed of small ops, "gelu" is one kernel).
     qk_norm: None | "head" (over head_dim) | "all" (over all heads at once) | "heads" (over head_dim, a weight for each head)
     | "unscaled" (over head_dim, no weight, roped layers only). post_norms: norms after attention and MLP too (gemma2).
+    gated: attention's output is multiplied by a sigmoid of what the query's projection makes beside the query.
     rope_scaled: rotary cosines and sines are multiplied by a factor (YaRN's, arXiv 2309.00071, section 3.4).
     parallel_residual: attention and MLP read the same stream and are added together (gpt_neox); shared_norm: by one norm.
     """
@@ -153,6 +170,9 @@ class DecoderSpec:
     fused_gate_up: bool = False
     mixers: tuple[str, ...] = ()  # per layer of a hybrid, one branch each: mamba | attention | mlp | moe
     mamba: Mamba | None = None
+    gated: bool = False
+    linear_layers: tuple[bool, ...] = ()  # per layer, delta in the place of attention; empty: attention everywhere
+    delta: Delta | None = None
     mtp_layers: int = 0
     mtp_mixers: tuple[str, ...] = ()  # of one multi-token prediction module of a hybrid
     mtp_repeated: bool = False  # one module's weights serve all of them
@@ -165,12 +185,14 @@ class DecoderSpec:
 
 
 class Kind(NamedTuple):
-    """What layers may differ in. mixer: the one branch of a hybrid's layer; "" where there are two, attention and MLP."""
+    """What layers may differ in. mixer: the one branch of a hybrid's layer; "" where there are two, attention and MLP. linear: a recurrence
+    stands in the place of attention."""
 
     sparse: bool
     window: int | None
     roped: bool
     mixer: str = ""
+    linear: bool = False
 
 
 def kind_of(spec: DecoderSpec, index: int) -> Kind:
@@ -180,6 +202,7 @@ def kind_of(spec: DecoderSpec, index: int) -> Kind:
         sparse=spec.experts is not None and index not in spec.experts.dense_layers,
         window=spec.windows[index] if spec.windows else None,
         roped=spec.positions == "rope" and (not spec.rope_layers or spec.rope_layers[index]),
+        linear=bool(spec.linear_layers) and spec.linear_layers[index],
     )
 
 

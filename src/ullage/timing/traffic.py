@@ -98,6 +98,7 @@ _KINDS: tuple[tuple[str, MemoryKind], ...] = (
     ("permute", "permute"),
     ("sort", "permute"),
     ("ssm", "scan"),
+    ("delta_rule", "scan"),
 )
 
 

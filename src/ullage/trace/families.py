@@ -43,6 +43,13 @@ _MIXED = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 _NO_KV = {key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "head_dim")}
 
 FAMILIES: Mapping[str, Mapping[str, object]] = {
@@ -84,6 +91,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "glm4": COMMON,
     "mixtral": {**COMMON, "num_local_experts": 4},
     "qwen3_moe": {**COMMON, **_MOE, "norm_topk_prob": True},
+    "qwen3_next": {**COMMON, **_MOE, **_DELTA, "shared_expert_intermediate_size": 80},
     "qwen2_moe": {**COMMON, **_MOE, "shared_expert_intermediate_size": 80},
     "olmoe": {**COMMON, **_MOE},
     "granitemoe": {**COMMON, "num_local_experts": 4},

@@ -206,7 +206,7 @@ def _levels(tree: _Tree, persistent: frozenset[int], limits: Limits) -> list[Lev
 
 def _calls(block: Block, deep: bool) -> Iterator[tuple[Op, int]]:
     """Every op that is a module of its own, with how many modules are entered just before it that only hold others."""
-    layer = any(op.kind == "attention" for op in block.ops)
+    layer = any(op.kind in ("attention", "delta_rule") for op in block.ops)
     seen_attention = entered_attention = entered_mlp = False
     after = 0
     opens = int(layer)
@@ -214,7 +214,7 @@ def _calls(block: Block, deep: bool) -> Iterator[tuple[Op, int]]:
         if op.kind == ORIGINAL:  # PEFT's wrapper is a module, and calls the copy
             opens += 1
             continue
-        seen_attention = seen_attention or op.kind == "attention"
+        seen_attention = seen_attention or op.kind == "attention" or op.name == "out_proj"
         if op.kind == "activation" and deep:
             yield op, opens
             opens = 0

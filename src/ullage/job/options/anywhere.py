@@ -11,7 +11,7 @@ OPTIONS: tuple[Option, ...] = table(
     {
         Status.MODELLED: {
             # use_dora, lora_dtype, modules_to_save: read into lora.
-            FLAG: "expandable_segments optimizer_in_bwd use_dora quantize_moe_experts xielu_cuda",
+            FLAG: "expandable_segments optimizer_in_bwd use_dora quantize_moe_experts xielu_cuda fla causal_conv1d",
             SWITCH: "attention_backend",
             DTYPE: "lora_dtype",
             WORDS: "modules_to_save lora_target_parameters",
