@@ -92,7 +92,7 @@ def read(text: str, place: str) -> Reading:
     _mixed_precision(keys)
     batch = Batch()
     if engine in ("fsdp1", "fsdp2"):
-        _fsdp(keys, engine)
+        read_fsdp(keys, engine)
     elif engine == "deepspeed":
         batch = _deepspeed(keys)
     _layout(keys, engine)
@@ -132,14 +132,14 @@ def _engine(keys: Keys) -> str:
     except InvalidInput as error:
         raise error.at(keys.where(path)) from None
     if engine == "fsdp1":
-        version = next((found for found in _fsdp_paths("version") if keys.has(found)), None)
+        version = next((found for found in fsdp_paths("version") if keys.has(found)), None)
         if version is not None and keys.take(version, fields.integer(1)) == 2:
             engine = "fsdp2"
     keys.put("engine.name", engine, path)
     return engine
 
 
-def _fsdp_paths(name: str) -> tuple[Path, Path]:
+def fsdp_paths(name: str) -> tuple[Path, Path]:
     """The launcher puts the prefix before a key that has none."""
     return ("fsdp_config", f"fsdp_{name}"), ("fsdp_config", name)
 
@@ -161,9 +161,11 @@ def _mixed_precision(keys: Keys) -> None:
     keys.put("precision", _MIXED[name], path)
 
 
-def _fsdp(keys: Keys, engine: str) -> None:
+def read_fsdp(keys: Keys, engine: str) -> None:
+    """The section fsdp_config, which transformers' Trainer and axolotl have by the same names."""
+
     def taken(name: str, read: fields.Read[object]) -> tuple[object, Path]:
-        path = next((found for found in _fsdp_paths(name) if keys.has(found)), _fsdp_paths(name)[0])
+        path = next((found for found in fsdp_paths(name) if keys.has(found)), fsdp_paths(name)[0])
         return keys.take(path, read), path
 
     strategy, path = taken("sharding_strategy", _strategy)
@@ -199,12 +201,12 @@ def _fsdp_options(keys: Keys, taken: Callable[[str, fields.Read[object]], tuple[
     prefetch, path = taken("backward_prefetch", fields.text)
     if prefetch is not None:
         keys.put_option("backward_prefetch", str(prefetch).lower(), path)
-    for path in _fsdp_paths("auto_wrap_policy"):
+    for path in fsdp_paths("auto_wrap_policy"):
         if keys.tree.leaves.get(path) == _PER_LAYER:
             keys.leave(path, "each decoder layer is a unit, as in every job")
         elif keys.has(path):
             keys.put_option("auto_wrap_policy", keys.take(path, fields.text), path)
-    for path in _fsdp_paths("transformer_layer_cls_to_wrap"):
+    for path in fsdp_paths("transformer_layer_cls_to_wrap"):
         keys.leave(path, "each decoder layer is a unit, as in every job")
 
 
@@ -250,7 +252,7 @@ def _deepspeed_file(keys: Keys, file: str) -> Batch:
     path = ("deepspeed_config", "deepspeed_config_file")
     beside = FilePath(keys.place).parent / file
     same_folder = FilePath(keys.place).parent / FilePath(file).name
-    found = next((one for one in (beside, same_folder) if _is_file(one)), None)
+    found = next((one for one in (beside, same_folder) if is_file(one)), None)
     if found is None:
         keys.find("warning", ".".join(path), f"{file} is not here", "check that file itself, or put it beside this one")
         return Batch()
@@ -263,7 +265,7 @@ def _deepspeed_file(keys: Keys, file: str) -> Batch:
     return inner.batch
 
 
-def _is_file(path: FilePath) -> bool:
+def is_file(path: FilePath) -> bool:
     try:
         return path.is_file()
     except (OSError, ValueError):  # no name that a file can have
@@ -328,7 +330,7 @@ def leaves(job: Job) -> dict[Path, object]:
     if job.engine.name == "deepspeed":
         found |= _deepspeed_leaves(job)
     elif job.engine.name in ("fsdp1", "fsdp2"):
-        found |= _fsdp_leaves(job)
+        found |= fsdp_leaves(job)
     if job.engine.name == "fsdp2":
         found |= _degree_leaves(job)
     if job.compile:
@@ -358,7 +360,7 @@ def _deepspeed_leaves(job: Job) -> dict[Path, object]:
     }
 
 
-def _fsdp_leaves(job: Job) -> dict[Path, object]:
+def fsdp_leaves(job: Job) -> dict[Path, object]:
     section, options = "fsdp_config", job.engine.options
     found: dict[Path, object] = {(section, "fsdp_version"): 2 if job.engine.name == "fsdp2" else 1}
     if job.engine.name == "fsdp2":

@@ -83,8 +83,8 @@ def mended(reading: Reading, overrides: Sequence[str]) -> tuple[Job, tuple[Findi
             return job_of(reading, document, overrides), (*found, *contradicted)
         except UllageError as error:
             path = origin(reading, error)
-            if path is None or len(found) >= _MOST_MENDED:
-                raise
+            if path is None or error.key == "model" or len(found) >= _MOST_MENDED:
+                raise  # there is no job without a model
             found.append(_as_finding(error, path))
             keys = _without(keys, reading, path)
 

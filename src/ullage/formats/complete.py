@@ -9,12 +9,14 @@ from ullage.errors import Contradiction, UllageError
 from ullage.formats.reading import Batch, Finding, Reading
 from ullage.formats.tree import Path, dotted
 from ullage.job.job import Job
-from ullage.job.read import layout_of, read_job
+from ullage.job.read import launch_of, layout_of, read_job
 
 
 def document_of(reading: Reading, overrides: Sequence[str] = ()) -> tuple[dict[str, object], tuple[Finding, ...]]:
     """The job document that a file says, ``overrides`` not yet set, and what its batch sizes contradict."""
     document: dict[str, object] = deepcopy(dict(reading.keys))
+    if reading.by_engine:
+        _launched(document, reading, overrides)
     batch = reading.batch
     if batch == Batch():
         return document, ()
@@ -25,6 +27,18 @@ def document_of(reading: Reading, overrides: Sequence[str] = ()) -> tuple[dict[s
     sizes, findings = _multiplied(reading, batch, dp)
     data.update(sizes)
     return document, findings
+
+
+def _launched(document: dict[str, object], reading: Reading, overrides: Sequence[str]) -> None:
+    """Nobody names an engine: processes on several GPUs are DDP's, one alone is nobody's. Element types follow the engine."""
+    name, gpus = launch_of(document, overrides)
+    if name is None:
+        name = "ddp" if gpus > 1 else "single"
+        engine = document.setdefault("engine", {})
+        assert isinstance(engine, dict)
+        engine["name"] = name
+    for key, value in reading.by_engine.get(name, {}).items():
+        document.setdefault(key, deepcopy(value))
 
 
 def job_of(reading: Reading, document: dict[str, object], overrides: Sequence[str] = ()) -> Job:

@@ -24,8 +24,15 @@ def edits_between(module: Format, reading: Reading, before: Job, after: Job) -> 
     found: dict[Path, object] = {path: value for path, value in new.items() if old.get(path) != value}
     found |= {path: None for path in old if path not in new and path in reading.tree.leaves}
     found = {path: value for path, value in found.items() if not _derived(path, reading)}
-    decided_elsewhere = any(_elsewhere(reading.tree.leaves.get(path)) for path in found)
+    decided_elsewhere = any(
+        _elsewhere(reading.tree.leaves.get(path)) or in_another_file(path, reading) for path in found
+    )
     return None if decided_elsewhere or not found else found
+
+
+def in_another_file(path: Path, reading: Reading) -> bool:
+    """Where a section should be stands one value: the name of the file that holds it."""
+    return any(isinstance(reading.tree.leaves.get(path[:length]), str) for length in range(1, len(path)))
 
 
 def _as_written(leaves: dict[Path, object], reading: Reading) -> dict[Path, object]:
@@ -43,7 +50,8 @@ def _elsewhere(value: object) -> bool:
 
 
 def edited(module: Format, reading: Reading, text: str, edits: Edits) -> str:
-    """Their text with the edits made; a section whose last leaf goes goes with it."""
+    """Their text with the edits made, but for what stands in another file; a section whose last leaf goes goes with it."""
+    edits = {path: value for path, value in edits.items() if not in_another_file(path, reading)}
     gone = {path for path, value in edits.items() if value is None}
     for path, value in edits.items():
         if value is not None:

@@ -56,7 +56,8 @@ class Reading:
     """keys: a job document (docs/job.md), with the model and the cluster missing where the file does not say them.
 
     origins: the dotted job key -> the path in the file that said it; findings: what stands in the file alone; renamed: a key's path
-    today -> as the file writes it; elsewhere: a job key that the file leaves to another -> who says it, and how to.
+    today -> as the file writes it; elsewhere: a job key that the file leaves to another -> who says it, and how to; by_engine: of a file
+    that leaves the engine to its launch, the keys that each engine makes of it.
     """
 
     format: str
@@ -69,6 +70,7 @@ class Reading:
     findings: tuple[Finding, ...] = ()
     renamed: Mapping[Path, Path] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    by_engine: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def where(self, path: Path) -> str:
         """``ds_config.json, line 12``."""

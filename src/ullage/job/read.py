@@ -68,6 +68,15 @@ def layout_of(source: Mapping[str, object], overrides: Sequence[str] = ()) -> La
     return read_layout(root, _cluster(root).gpus, name)
 
 
+def launch_of(source: Mapping[str, object], overrides: Sequence[str] = ()) -> tuple[str | None, int]:
+    """The engine, where one is named, and the number of GPUs: for a reader of files that leave the engine to the launch."""
+    document = read_document(source)
+    apply_overrides(document, overrides)
+    root = Section(document.values, "", [])
+    name = root.inner("engine").values.get("name")
+    return None if name is None else str(name), _cluster(root).gpus
+
+
 def _checked(job: Job) -> Job:
     warnings = []
     for violation in violations(job):
