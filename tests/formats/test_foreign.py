@@ -9,9 +9,6 @@ from ullage.formats.registry import format_of
 @pytest.mark.parametrize(
     ("text", "title"),
     [
-        ("per_device_train_batch_size: 8\nuse_vllm: true\nbf16: true\n", "Trainer"),  # huggingface/trl#2864
-        ("base_model: mistralai/Mistral-7B-v0.1\ndeepspeed: zero2.json\nfsdp_config:\n  fsdp_offload_params: true\n", "axolotl"),
-        ("### method\nstage: sft\nfinetuning_type: lora\ncutoff_len: 32768\nbf16: true\n", "LLaMA-Factory"),
         ("train_type: lora\nper_device_train_batch_size: 1\nbf16: true\n", "ms-swift"),
         ("micro_train_batch_size: 2\nzero_stage: 3\nbf16: true\n", "OpenRLHF"),
         ("model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_70b\n", "torchtune"),
@@ -39,6 +36,12 @@ def test_a_file_of_a_trainer_is_named_and_not_read(text: str, title: str) -> Non
             '#!/bin/bash\ncat > ds.json <<X\n{"train_batch_size": 8}\nX\ndeepspeed pretrain.py --num-layers 2 --hidden-size 8\n',
             "megatron",
         ),
+        ("per_device_train_batch_size: 8\nuse_vllm: true\nbf16: true\n", "training-arguments"),  # huggingface/trl#2864
+        (
+            "base_model: mistralai/Mistral-7B-v0.1\ndeepspeed: zero2.json\nfsdp_config:\n  fsdp_offload_params: true\n",
+            "axolotl",
+        ),
+        ("### method\nstage: sft\nfinetuning_type: lora\ncutoff_len: 32768\nbf16: true\n", "llamafactory"),
         ("num-layers: 32\nhidden-size: 4096\nbf16: true\n", "megatron"),
         ("schema: 1\nmodel: {model_type: gpt, hidden_size: 8}\nmodel_type: gpt\n", "job"),
     ],

@@ -17,6 +17,7 @@ from ullage.frozen import FrozenMap
 from ullage.job.read import read_job
 from ullage.job.write import job_to_dict
 
+RECIPES = ("training-arguments", "llamafactory", "axolotl")
 # What must survive the way there and back, whatever the job.
 SAID = {
     "deepspeed": {
@@ -34,6 +35,14 @@ SAID = {
         "data.seq_len", "data.micro_batch", "data.grad_accum", "layout.dp", "layout.tp", "layout.pp", "engine.zero_stage", "grad_clip",
         "engine.name", "recompute", "offload", "compile", "loss", "optimizer.impl",
     },
+    # engine.name: of one process alone nothing is said
+    **{
+        name: {
+            "data.seq_len", "data.micro_batch", "data.grad_accum", "engine.zero_stage", "grad_clip", "offload.params", "offload.optimizer",
+            "compile",
+        }
+        for name in RECIPES
+    },
 }  # fmt: skip
 # Options by which a text says what a key of the job says, or a default of the format.
 SAYS_AGAIN = {
@@ -41,12 +50,14 @@ SAYS_AGAIN = {
     "accelerate": set(),
     "megatron": set(),
     "torchtitan": {"reshard_after_forward", "compile_loss"},
+    **{name: {"grad_accum_dtype", "communication_data_type"} for name in RECIPES},
 }
 ENGINES = {
     "torchtitan": [("fsdp2", "torchtitan")],
     "megatron": [("megatron", None)],
     "deepspeed": [("deepspeed", None)],
     "accelerate": [("fsdp1", None), ("fsdp2", None), ("ddp", None), ("deepspeed", None)],
+    **{name: [("fsdp1", None), ("fsdp2", None), ("ddp", None), ("deepspeed", None)] for name in RECIPES},
 }
 
 

@@ -1,4 +1,4 @@
-"""Recipes of trainers that are recognised and not read: what they are, so that none is taken for another's file."""
+"""Recipes of trainers, recognised by a key: what they are, so that none is taken for another's file. Some are read, most are not."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 
 class Foreign(NamedTuple):
-    """title: whose file it is. marks: a key at the start of a line, or an argument, that no file that is read has."""
+    """title: whose file it is. marks: a key at the start of a line, or an argument, that no file above it has. reader: the format."""
 
     title: str
     marks: re.Pattern[str]
+    reader: str | None = None
 
 
-def _foreign(title: str, keys: str, *, anywhere: bool = False) -> Foreign:
+def _foreign(title: str, keys: str, *, anywhere: bool = False, reader: str | None = None) -> Foreign:
     """anywhere: in sections too, not at the top alone."""
-    start = r"^\s*[\"'{-]*\s*" if anywhere else r"^\s{0,2}[\"']?"
-    return Foreign(title, re.compile(rf"{start}(?:{keys})[\"']?\s*:|--(?:{keys})(?=[ =])", re.MULTILINE))
+    start = r"^\s*[\"'{-]*\s*" if anywhere else r"^(?:\s{0,2}|\s{4}(?=\"))[\"']?"
+    return Foreign(title, re.compile(rf"{start}(?:{keys})[\"']?\s*:|--(?:{keys})(?=[ =])", re.MULTILINE), reader)
 
 
 _KNOWN = (
@@ -24,13 +25,16 @@ _KNOWN = (
     _foreign("a recipe of hydra's, as NeMo's are", "_target_", anywhere=True),
     _foreign("a recipe of Lightning's", "class_path", anywhere=True),
     _foreign("a configuration of verl or EasyR1", "actor_rollout_ref|worker"),
-    _foreign("an axolotl recipe", "base_model|sample_packing|lora_target_linear|pad_to_sequence_len"),
-    _foreign("a LLaMA-Factory recipe", "finetuning_type|cutoff_len|quantization_bit|template"),
+    _foreign("an axolotl recipe", "base_model|sample_packing|lora_target_linear|pad_to_sequence_len", reader="axolotl"),
     _foreign("a file of ms-swift's arguments", "train_type|tuner_type|rlhf_type|sft_type"),
+    _foreign("a configuration of LLaMA-Factory's v1 trainer", "dist_config|kernel_config|sample_backend"),
+    _foreign("a LLaMA-Factory recipe", "finetuning_type|cutoff_len|quantization_bit|template", reader="llamafactory"),
     _foreign("a file of OpenRLHF's arguments", "micro_train_batch_size|micro_rollout_batch_size|zpg"),
     _foreign(
         "a file of arguments of transformers' Trainer, as TRL's are",
-        "per_device_train_batch_size|gradient_accumulation_steps|num_train_epochs|load_in_[48]bit|per_gpu_train_batch_size",
+        "per_device_train_batch_size|gradient_accumulation_steps|num_train_epochs|load_in_[48]bit|per_gpu_train_batch_size"
+        "|model_name_or_path|per_device_eval_batch_size",
+        reader="training-arguments",
     ),
     _foreign("a model's config.json", "architectures|model_type"),
 )
@@ -40,14 +44,26 @@ _ENGINE_SECTIONS = re.compile(r"^(deepspeed_config|distributed_type|compute_envi
 """An Accelerate file has one of these at the top, and in its sections keys of the engines."""
 
 
-def foreign(text: str) -> str | None:
-    """Whose file it is, in words; None where it may be one that is read."""
+_SCRIPT = re.compile(r"^\s{0,4}[\"']?[A-Za-z_]\w*[\"']?\s*:(\s|$)", re.MULTILINE)
+"""A key of YAML or JSON: what has none is a command."""
+
+
+def foreign(text: str) -> Foreign | None:
+    """Whose file it is; None where it may be an engine's or a launcher's."""
     if _DEEPSPEED.search(text) or _ENGINE_SECTIONS.search(text):
         return None
-    return next((one.title for one in _KNOWN if one.marks.search(text)), None)
+    return next((one for one in _KNOWN if one.marks.search(text)), None)
+
+
+def reader_of(text: str) -> str | None:
+    """The format that reads a trainer's file. A command with the same arguments is recognised and not read."""
+    found = foreign(text)
+    return None if found is None or _SCRIPT.search(text) is None else found.reader
 
 
 def remedy(title: str) -> str:
     if "config.json" in title:
         return "give it as the model: --model FILE, with --cluster and what else the job says"
+    if any(title == one.title and one.reader for one in _KNOWN):
+        return "write its arguments as YAML, one a line (per_device_train_batch_size: 1), or write the job: docs/job.md"
     return "give the file of its engine (DeepSpeed's JSON, Accelerate's YAML) and the rest by options, or write the job: docs/job.md"

@@ -37,13 +37,22 @@ class Format(Protocol):
     def write(self, found: Leaves, comments: tuple[str, ...]) -> str: ...
 
 
-READ = ("job_file", "deepspeed", "accelerate", "megatron", "torchtitan")
+READ = (
+    "job_file",
+    "deepspeed",
+    "accelerate",
+    "megatron",
+    "torchtitan",
+    "axolotl",
+    "llamafactory",
+    "training_arguments",
+)
 """In the order in which a file is tried: the surest marks first."""
 
 LAUNCHERS = ("torchrun", "slurm", "kubernetes")
 """Written alone: what starts a job, whatever its engine."""
 
-WRITTEN = {"job": "job_file", **{name: name for name in READ[1:]}}
+WRITTEN = {"job": "job_file", **{name.replace("_", "-"): name for name in READ[1:]}}
 
 
 class Launcher(Protocol):
@@ -72,13 +81,18 @@ def format_of(text: str, place: str) -> Format:
     """The format of a text, by what stands in it. InvalidInput where it is none of them."""
     if not text.strip():
         raise InvalidInput("is empty", allowed=_allowed(), place=place)
-    title = foreign(text)
+    found = foreign(text)
     for name in READ:
         module = _module(name)
-        if module.detect(text, place) and (title is None or name == "job_file"):
+        if module.detect(text, place) and (found is None or name == "job_file" or found.reader == module.NAME):
             return module
-    if title is not None:
-        raise InvalidInput(f"is {title}, which is not read", allowed=_allowed(), remedy=remedy(title), place=place)
+    if found is not None:
+        what = (
+            f"is {found.title}, which is not read"
+            if found.reader is None
+            else f"is a command with the arguments of {found.title}"
+        )
+        raise InvalidInput(what, allowed=_allowed(), remedy=remedy(found.title), place=place)
     raise InvalidInput(
         "is none of the formats that are read", allowed=_allowed(), remedy="name it: --from deepspeed", place=place
     )
