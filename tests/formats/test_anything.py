@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.formats.test_megatron import SCRIPT
+from tests.formats.test_recipes import COMMAND
 from tests.formats.test_torchtitan import OF_2024, TODAY
 
 from ullage.errors import UllageError
@@ -22,6 +23,7 @@ SEEDS = [
     SCRIPT,
     TODAY,
     OF_2024,
+    COMMAND,
 ]
 ON = ("model=llama-2-7b", "cluster=8xA100-SXM-80GB")
 NOISE = [

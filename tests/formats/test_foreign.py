@@ -16,7 +16,7 @@ from ullage.formats.registry import format_of
         ("data:\n  max_prompt_length: 2048\nactor_rollout_ref:\n  actor:\n    fsdp_config:\n      param_offload: true\n", "verl"),
         ("trainer:\n  callbacks:\n    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n", "Lightning"),
         ('{\n  "architectures": ["LlamaForCausalLM"],\n  "hidden_size": 4096\n}\n', "config.json"),
-        ("torchrun train.py --model x --per_device_train_batch_size 1 --bf16 True --fsdp full_shard\n", "Trainer"),
+        ("accelerate launch -m axolotl.cli.train --sample_packing true --micro_batch_size 2\n", "axolotl"),
     ],
 )  # fmt: skip
 def test_a_file_of_a_trainer_is_named_and_not_read(text: str, title: str) -> None:
@@ -42,6 +42,11 @@ def test_a_file_of_a_trainer_is_named_and_not_read(text: str, title: str) -> Non
             "axolotl",
         ),
         ("### method\nstage: sft\nfinetuning_type: lora\ncutoff_len: 32768\nbf16: true\n", "llamafactory"),
+        (
+            "torchrun train.py --model x --per_device_train_batch_size 1 --bf16 True --fsdp full_shard\n",
+            "training-arguments",
+        ),
+        ("llamafactory-cli train --stage sft --finetuning_type lora --cutoff_len 1024\n", "llamafactory"),
         ("num-layers: 32\nhidden-size: 4096\nbf16: true\n", "megatron"),
         ("schema: 1\nmodel: {model_type: gpt, hidden_size: 8}\nmodel_type: gpt\n", "job"),
     ],

@@ -161,7 +161,7 @@ def test_what_stands_in_deepspeed_s_own_file_is_not_edited_here(tmp_path: Path) 
         ("base_model: x\nfsdp:\n  - full_sharded\n", ["full_sharded", "full_shard"]),
         ("per_device_train_batch_size: 1\ndtype: float17\n", ["float17", "bf16"]),
         ("dist_config:\n  name: fsdp2\ncutoff_len: 2048\n", ["v1 trainer, which is not read"]),
-        ("torchrun train.py --model_name_or_path x --bf16 True\n", ["is a command", "as YAML"]),
+        ("python train.py --model_name_or_path x --bf16 maybe\n", ["bf16", "maybe", "line 1"]),
     ],
 )  # fmt: skip
 def test_bad_recipes(tmp_path: Path, text: str, parts: list[str]) -> None:
@@ -335,3 +335,34 @@ def _has(job: object, wanted: dict[str, object]) -> None:
         if key == "recompute":
             found = found.kind
         assert (list(found) if isinstance(found, tuple) else found) == value, key
+
+
+COMMAND = """\
+#!/bin/bash
+export OMP_NUM_THREADS=8
+torchrun --nproc_per_node=8 --master_port 20001 train.py \\
+    --model_name_or_path meta-llama/Llama-2-7b-hf \\
+    --bf16 True --fp16 False \\
+    --per-device-train-batch-size 8 \\
+    --gradient_accumulation_steps 8 \\
+    --fsdp "full_shard auto_wrap" \\
+    --lora_r 16 --lora_target_modules q_proj v_proj \\
+    --model_max_length 2048 \\
+    --gradient_checkpointing False
+"""
+
+
+def test_a_command_is_read_and_edited_like_a_file(tmp_path: Path) -> None:
+    """HfArgumentParser's words: a list takes several, a switch one or none, a dash is an underscore."""
+    path = tmp_path / "run.sh"
+    path.write_text(COMMAND)
+    found = check(path, ("cluster=8xA100-SXM-40GB",))
+    assert (found.job.data.micro_batch, found.job.data.grad_accum, found.job.data.seq_len) == (8, 8, 2048)
+    assert found.job.engine.name == "fsdp1"
+    assert found.job.lora is not None
+    assert found.job.lora.targets == ("q_proj", "v_proj")
+    assert found.job.recompute.kind == "none"
+    assert {"nproc_per_node", "master_port"} <= {one.key for one in found.leftovers}
+    added = [line[1:].strip() for line in (found.edit or "").splitlines() if line[:1] == "+" and line[:3] != "+++"]
+    assert added
+    assert all(line.startswith("--") for line in added)

@@ -44,7 +44,7 @@ _ENGINE_SECTIONS = re.compile(r"^(deepspeed_config|distributed_type|compute_envi
 """An Accelerate file has one of these at the top, and in its sections keys of the engines."""
 
 
-_SCRIPT = re.compile(r"^\s{0,4}[\"']?[A-Za-z_]\w*[\"']?\s*:(\s|$)", re.MULTILINE)
+_YAML_KEY = re.compile(r"^\s{0,4}[\"']?[A-Za-z_]\w*[\"']?\s*:(\s|$)", re.MULTILINE)
 """A key of YAML or JSON: what has none is a command."""
 
 
@@ -56,14 +56,14 @@ def foreign(text: str) -> Foreign | None:
 
 
 def reader_of(text: str) -> str | None:
-    """The format that reads a trainer's file. A command with the same arguments is recognised and not read."""
+    """The format that reads a trainer's file, or the command that starts it; axolotl's are files alone."""
     found = foreign(text)
-    return None if found is None or _SCRIPT.search(text) is None else found.reader
+    return None if found is None or (found.reader == "axolotl" and _YAML_KEY.search(text) is None) else found.reader
 
 
 def remedy(title: str) -> str:
     if "config.json" in title:
         return "give it as the model: --model FILE, with --cluster and what else the job says"
     if any(title == one.title and one.reader for one in _KNOWN):
-        return "write its arguments as YAML, one a line (per_device_train_batch_size: 1), or write the job: docs/job.md"
+        return "give the YAML file itself, or write the job: docs/job.md"
     return "give the file of its engine (DeepSpeed's JSON, Accelerate's YAML) and the rest by options, or write the job: docs/job.md"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ullage.errors import InvalidInput, UllageError
-from ullage.formats import yaml_text
+from ullage.formats import hf_text
 from ullage.formats.foreign import reader_of
 from ullage.formats.known import why_left
 from ullage.formats.reading import Reading, lenient_flag, size
@@ -31,7 +31,7 @@ from ullage.model.catalogue import model_config
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory YAML"
-SYNTAX = yaml_text
+SYNTAX = hf_text
 __all__ = ["CANNOT", "ENGINES", "NAME", "SYNTAX", "TITLE"]
 CANNOT: Mapping[str, str] = {
     **SHARED,
@@ -66,7 +66,7 @@ def detect(text: str, name: str) -> bool:
 
 
 def read(text: str, place: str) -> Reading:
-    keys = Recipe(yaml_text.parse(text, place), place, "LLaMA-Factory")
+    keys = Recipe(hf_text.parse(text, place), place, "LLaMA-Factory")
     _other_trainers(keys)
     keys.model("model_name_or_path")
     stage = keys.take(("stage",), fields.choice("pt", "sft", "rm", "ppo", "dpo", "kto")) or "sft"
@@ -324,4 +324,4 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def write(found: Leaves, comments: tuple[str, ...]) -> str:
-    return yaml_text.render(found, comments)
+    return hf_text.render(found, comments)

@@ -87,11 +87,7 @@ def format_of(text: str, place: str) -> Format:
         if module.detect(text, place) and (found is None or name == "job_file" or found.reader == module.NAME):
             return module
     if found is not None:
-        what = (
-            f"is {found.title}, which is not read"
-            if found.reader is None
-            else f"is a command with the arguments of {found.title}"
-        )
+        what = f"is {found.title}, which is not read"
         raise InvalidInput(what, allowed=_allowed(), remedy=remedy(found.title), place=place)
     raise InvalidInput(
         "is none of the formats that are read", allowed=_allowed(), remedy="name it: --from deepspeed", place=place

@@ -43,18 +43,21 @@ class _Argument(NamedTuple):
         return self.values[-1].end if self.values else self.flag_end
 
 
-def kinds() -> Mapping[str, str]:
+Kinds = Mapping[str, str]
+
+
+def kinds() -> Kinds:
     """flag -> value, words, maybe, flag or flag-off: how many values an argument takes."""
     arguments = published("megatron")["arguments"]
     assert isinstance(arguments, dict)
     return {flag: entry[0] for flag, entry in arguments.items()}
 
 
-def parse(text: str, place: str) -> Tree:
-    """InvalidInput for a text without a single argument."""
-    if _is_yaml(text):
+def parse(text: str, place: str, known: Kinds | None = None) -> Tree:
+    """InvalidInput for a text without a single argument. known: the flags' kinds, where they are not Megatron's."""
+    if known is None and _is_yaml(text):
         return _from_yaml(text, place)
-    arguments = _arguments(text)
+    arguments = _arguments(text, known)
     if not arguments:
         raise InvalidInput("holds no arguments", allowed="--name value", place=place)
     variables = _variables(text)
@@ -124,8 +127,8 @@ def _words(text: str) -> list[_Word]:
     return found
 
 
-def _arguments(text: str) -> list[_Argument]:
-    known = kinds()
+def _arguments(text: str, known: Kinds | None = None) -> list[_Argument]:
+    known = kinds() if known is None else known
     found: list[_Argument] = []
     words = _words(text)
     index = 0
@@ -212,15 +215,15 @@ def _quoted(value: object) -> str:
     return text if re.fullmatch(r"[\w.,:/+-]+", text) else "'" + text + "'"
 
 
-def put(text: str, path: Path, value: object) -> str:
+def put(text: str, path: Path, value: object, known: Kinds | None = None) -> str:
     """The text with one argument set: its value replaced, or the argument added before the first one."""
-    if _is_yaml(text):
+    if known is None and _is_yaml(text):
         return yaml_text.put(text, _yaml_path(text, path[0]), value)
-    arguments = _arguments(text)
+    arguments = _arguments(text, known)
     one = next((one for one in reversed(arguments) if one.flag == path[0]), None)
     if one is not None:
         return text[: one.start] + _written(path[0], value) + text[one.end :]
-    anchor = next((one for one in arguments if one.flag in kinds()), arguments[0])
+    anchor = next((one for one in arguments if one.flag in (kinds() if known is None else known)), arguments[0])
     line_start = text.rfind("\n", 0, anchor.start) + 1
     indent = text[line_start : anchor.start]
     line_end = text.find("\n", anchor.start)
@@ -231,11 +234,11 @@ def put(text: str, path: Path, value: object) -> str:
     return text[: anchor.start] + _written(path[0], value) + between + text[anchor.start :]
 
 
-def drop(text: str, path: Path) -> str:
+def drop(text: str, path: Path, known: Kinds | None = None) -> str:
     """The text without an argument, and without its line where it stood alone on it."""
-    if _is_yaml(text):
+    if known is None and _is_yaml(text):
         return yaml_text.drop(text, _yaml_path(text, path[0]))
-    one = next((one for one in _arguments(text) if one.flag == path[0]), None)
+    one = next((one for one in _arguments(text, known) if one.flag == path[0]), None)
     if one is None:
         return text
     line_start = text.rfind("\n", 0, one.start) + 1
@@ -243,14 +246,14 @@ def drop(text: str, path: Path) -> str:
     line_end = len(text) if line_end < 0 else line_end + 1
     rest = text[one.end : line_end].strip().rstrip("\\").strip()
     if not text[line_start : one.start].strip() and not rest:
-        return drop_all(text[:line_start] + text[line_end:], path)
+        return drop_all(text[:line_start] + text[line_end:], path, known)
     end = one.end + len(text[one.end :]) - len(text[one.end :].lstrip(" "))
-    return drop_all(text[: one.start] + text[end:], path)
+    return drop_all(text[: one.start] + text[end:], path, known)
 
 
-def drop_all(text: str, path: Path) -> str:
+def drop_all(text: str, path: Path, known: Kinds | None = None) -> str:
     """An argument may stand in a text more than once: the last one counts."""
-    return drop(text, path) if any(one.flag == path[0] for one in _arguments(text)) else text
+    return drop(text, path, known) if any(one.flag == path[0] for one in _arguments(text, known)) else text
 
 
 def _yaml_path(text: str, flag: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ullage.errors import nearest
-from ullage.formats import yaml_text
+from ullage.formats import hf_text
 from ullage.formats.foreign import reader_of
 from ullage.formats.known import UNKNOWN, names, published
 from ullage.formats.reading import Reading, lenient_flag, size
@@ -30,7 +30,7 @@ from ullage.job.options.spec import DTYPE_ALIASES
 
 NAME = "training-arguments"
 TITLE = "arguments of transformers' Trainer and TRL (YAML)"
-SYNTAX = yaml_text
+SYNTAX = hf_text
 CANNOT: Mapping[str, str] = {
     **SHARED,
     "stack": "use_liger_kernel says Liger; the script loads the rest",
@@ -92,7 +92,7 @@ def detect(text: str, name: str) -> bool:
 
 
 def read(text: str, place: str) -> Reading:
-    tree = yaml_text.parse(text, place)
+    tree = hf_text.parse(text, place)
     trl = any((name,) in tree.leaves for name in _TRL)
     keys = Recipe(tree, place, "TRL" if trl else "transformers' Trainer")
     keys.model("model_name_or_path")
@@ -362,4 +362,4 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def write(found: Leaves, comments: tuple[str, ...]) -> str:
-    return yaml_text.render(found, comments)
+    return hf_text.render(found, comments)
