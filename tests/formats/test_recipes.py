@@ -366,3 +366,25 @@ def test_a_command_is_read_and_edited_like_a_file(tmp_path: Path) -> None:
     added = [line[1:].strip() for line in (found.edit or "").splitlines() if line[:1] == "+" and line[:3] != "+++"]
     assert added
     assert all(line.startswith("--") for line in added)
+
+
+def test_the_files_that_it_names_may_lie_where_the_trainer_starts(tmp_path: Path) -> None:
+    """LLaMA-Factory's own examples name examples/deepspeed/... from the folder of the repository; fsdp_config may be a file too."""
+    (tmp_path / "examples" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "examples" / "train").mkdir()
+    (tmp_path / "examples" / "deepspeed" / "ours.json").write_text('{"zero_optimization": {"stage": 1}}')
+    recipe = tmp_path / "examples" / "train" / "recipe.yaml"
+    recipe.write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\ntemplate: llama3\nbf16: true\ndeepspeed: examples/deepspeed/ours.json\n"
+    )
+    _, job = read_whole(recipe, ("cluster=8xH100-SXM-80GB",))
+    assert (job.engine.name, job.engine.zero_stage) == ("deepspeed", 1)
+    (tmp_path / "fsdp.json").write_text('{"version": 2, "reshard_after_forward": false, "cpu_offload": true}')
+    recipe = tmp_path / "args.yaml"
+    recipe.write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nfsdp: full_shard\nfsdp_config: fsdp.json\n"
+    )
+    _, job = read_whole(recipe, ("cluster=8xH100-SXM-80GB",))
+    assert (job.engine.name, job.engine.zero_stage, job.offload.params) == ("fsdp2", 2, "cpu")
+    edit = check(recipe, ("cluster=8xH100-SXM-80GB",)).edit
+    assert edit is None or "fsdp_config" not in "".join(line for line in edit.splitlines() if line[:1] in "+-")

@@ -179,6 +179,10 @@ def read_fsdp(keys: Keys, engine: str) -> None:
     elif engine == "fsdp2" and (reshard is not None or strategy):
         sharded = reshard if reshard is not None else strategy
         keys.put("engine.zero_stage", 3 if sharded in (True, "FULL_SHARD", "HYBRID_SHARD") else 2, reshard_path)
+        if strategy and reshard is not None:
+            keys.leftovers.append(
+                Leftover(path=path, value=strategy, why="FSDP1's word; reshard_after_forward decides")
+            )
         if strategy and reshard is None:
             keys.find(
                 "warning", ".".join(path), "is FSDP1's word", "FSDP2 reads fsdp_reshard_after_forward: true or false"

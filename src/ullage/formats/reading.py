@@ -94,6 +94,10 @@ class Keys:
     def has(self, path: Path) -> bool:
         return path in self._open
 
+    def opened(self, leaves: Mapping[Path, object]) -> None:
+        """More leaves to be taken: of a file that this one names."""
+        self._open |= leaves
+
     def under(self, path: Path) -> list[Path]:
         """The leaves not yet taken at ``path`` and below."""
         return [leaf for leaf in self._open if leaf[: len(path)] == path]

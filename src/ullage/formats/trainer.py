@@ -57,6 +57,7 @@ _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybri
 _FSDP_WORDS = (*_STRATEGIES, "offload", "auto_wrap")
 _SHIPPED_STAGE = re.compile(r"(?:zero|zr|z)[-_]?(?:stage)?[-_]?([0-3])", re.IGNORECASE)
 """ds_z3_offload_config.json of LLaMA-Factory, zero3_bf16_cpuoffload_all.json of axolotl: the name says what the file does."""
+_FOLDERS_ABOVE = 3
 _FILLED: Mapping[Path, str] = {("train_micro_batch_size_per_gpu",): "micro", ("gradient_accumulation_steps",): "accum"}
 _BY_ARGUMENTS: frozenset[Path] = frozenset({*_FILLED, ("train_batch_size",)})
 
@@ -261,13 +262,19 @@ class Recipe(Keys):
             lines = {path[1:]: line for path, line in self.tree.lines.items() if path[:1] == DEEPSPEED and path[1:]}
             return Tree(leaves=leaves, lines=lines), self.place, True
         file = self.take(DEEPSPEED, fields.text) or ""
-        folder = FilePath(self.place).parent
-        found = next((one for one in (folder / file, folder / FilePath(file).name) if accelerate.is_file(one)), None)
+        found = self._beside(file)
         if found is None:
             self._by_its_name(file)
             return None
         self.origins["engine.name"] = DEEPSPEED
         return jsonc.parse(read_text(found, "DeepSpeed's configuration"), str(found)), str(found), False
+
+    def _beside(self, file: str) -> FilePath | None:
+        """A file that this one names: from its folder, from where the trainer is started (a folder above), or beside it."""
+        folder = FilePath(self.place).parent
+        above = (FilePath(), folder, *list(folder.parents)[:_FOLDERS_ABOVE])
+        places = (folder / file, folder / FilePath(file).name, *(one / file for one in above))
+        return next((one for one in places if accelerate.is_file(one)), None)
 
     def _by_its_name(self, file: str) -> None:
         name = FilePath(file).name.lower()
@@ -309,6 +316,7 @@ class Recipe(Keys):
     def _fsdp(self, default: int) -> None:
         path = FSDP
         words = self._fsdp_words(path)
+        self._fsdp_file()
         own = next((one for one in (("fsdp_version",), *accelerate.fsdp_paths("version")) if self.has(one)), None)
         version = self.take(own, fields.integer(1)) if own else default
         self._engine = "fsdp2" if version == 2 else "fsdp1"
@@ -331,6 +339,23 @@ class Recipe(Keys):
         if "offload" in words or self.take((FSDP_CONFIG, "cpu_offload"), lenient_flag):
             self.put("offload", {"optimizer": "cpu", "params": "cpu"}, path)
             self.origins |= {"offload.optimizer": path, "offload.params": path}
+
+    def _fsdp_file(self) -> None:
+        """``fsdp_config`` may be the name of a JSON file: its leaves are read as if they stood here; no edit goes there."""
+        path = (FSDP_CONFIG,)
+        file = self.raw(path) if isinstance(self.tree.leaves.get(path), str) else None
+        if file is None:
+            return
+        found = self._beside(str(file))
+        if found is None:
+            self.find(
+                "warning", FSDP_CONFIG, f"{file} is not here: FSDP's defaults are taken", "put it beside this file"
+            )
+            return
+        inner = jsonc.parse(read_text(found, "FSDP's configuration"), str(found))
+        leaves = {(*path, *one): value for one, value in inner.leaves.items()}
+        self.tree = replace(self.tree, leaves={**self.tree.leaves, **leaves})
+        self.opened(leaves)
 
     def _fsdp_words(self, path: Path) -> tuple[str, ...]:
         value = self.raw(path)

@@ -296,6 +296,8 @@ def _why_left() -> Callable[[Path], str]:
     known = frozenset(names(NAME))
 
     def why(path: Path) -> str:
+        if path[0] == "fsdp_transformer_layer_cls_to_wrap":
+            return "each decoder layer is a unit, as in every job"
         if path[0] in known:
             return "the Trainer or TRL reads it, and no job says it"
         near = nearest(path[0], known, _CLOSE)
