@@ -388,3 +388,13 @@ def test_the_files_that_it_names_may_lie_where_the_trainer_starts(tmp_path: Path
     assert (job.engine.name, job.engine.zero_stage, job.offload.params) == ("fsdp2", 2, "cpu")
     edit = check(recipe, ("cluster=8xH100-SXM-80GB",)).edit
     assert edit is None or "fsdp_config" not in "".join(line for line in edit.splitlines() if line[:1] in "+-")
+
+
+def test_offloaded_states_are_not_in_eight_bits(tmp_path: Path) -> None:
+    """accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}')
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text("base_model: meta-llama/Llama-3.1-8B\noptimizer: adamw_bnb_8bit\ndeepspeed: ds.json\n")
+    found = check(recipe, ("cluster=8xH100-SXM-80GB",))
+    assert found.job.optimizer.state == "fp32"
+    assert any("DeepSpeedCPUAdam" in one.what for one in found.findings)

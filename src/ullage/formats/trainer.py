@@ -142,10 +142,28 @@ class Recipe(Keys):
                     Leftover(path=path, value=written, why="DeepSpeed's configuration names the one that runs")
                 )
             return
+        if self._on_the_host(name, OPTIMIZERS[key]):
+            self.put("optimizer", {"name": OPTIMIZERS[key]["name"]}, path)
+            return
         self.put("optimizer", dict(OPTIMIZERS[key]), path)
         if key in _TORCHAO:
             for option, value in {"optimizer_library": "torchao", **_TORCHAO[key]}.items():
                 self.put_option(option, value, path)
+
+    def _on_the_host(self, name: str, words: Mapping[str, object]) -> bool:
+        """Whether 8-bit or paged states are to be stepped on the host: accelerate puts DeepSpeedCPUAdam in their place
+        (utils/deepspeed.py, map_pytorch_optim_to_deepspeed), unless DeepSpeed's configuration forbids it."""
+        engine, offload = self.job.get("engine"), self.job.get("offload")
+        if self._engine != "deepspeed" or not isinstance(offload, dict) or offload.get("optimizer", "none") == "none":
+            return False
+        if words.get("state") != "8bit" and not words.get("paged"):
+            return False
+        options = engine.get("options", {}) if isinstance(engine, dict) else {}
+        what = "accelerate puts DeepSpeedCPUAdam in its place, whose states are fp32"
+        if options.get("zero_force_ds_cpu_optimizer") is False:
+            what = "its states would be stepped on the host, where no kernel does; the account has fp32 ones"
+        self.find("warning", name, f"the optimizer is offloaded: {what}", "write adamw_torch, or take the offload out")
+        return True
 
     def attention(self, path: Path, written: str | None) -> None:
         """``attn_implementation`` in transformers' words; sdpa takes torch's flash kernel wherever no mask is passed."""
