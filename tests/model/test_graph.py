@@ -10,9 +10,9 @@ from ullage.errors import InvalidInput
 from ullage.frozen import FrozenMap
 from ullage.model.build import graph
 from ullage.model.catalogue import model_config, names
-from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Graph, Op, Param, Run, Tensor
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, TARGET, Block, Graph, Op, Param, Run, Tensor
 
-JOB_DIMS = {BATCH, SEQ, SEQ_SP, ROUTED}  # their sizes belong to the job
+JOB_DIMS = {BATCH, SEQ, SEQ_SP, TARGET, ROUTED}  # their sizes belong to the job
 
 
 def convolutional_network() -> Graph:
@@ -106,9 +106,14 @@ PRODUCERS = {
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_every_input_is_made_before_it_is_read(producer: str) -> None:
+    lent = {}
     for run in PRODUCERS[producer]().runs:
         block = run.block
-        made = {block.input.name: block.input}
+        for tensor in block.beside:
+            assert lent[tensor.name].dims == tensor.dims, (
+                f"{block.name} reads {tensor.name}, which no block before lends"
+            )
+        made = {block.input.name: block.input, **{tensor.name: tensor for tensor in block.beside}}
         for op in block.ops:
             for name in op.inputs:
                 assert name in made, f"{block.name}.{op.name} reads {name}"
@@ -116,6 +121,7 @@ def test_every_input_is_made_before_it_is_read(producer: str) -> None:
                 assert tensor.name not in made, f"{block.name}.{op.name} makes {tensor.name} again"
                 made[tensor.name] = tensor
         assert made[block.output.name] == block.output
+        lent |= {name: made[name] for name in block.lends}
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)

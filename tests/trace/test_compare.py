@@ -8,7 +8,7 @@ import pytest
 from ullage.job.recurrent import FAMILIES as RECURRENT
 from ullage.trace import compare
 from ullage.trace.compare import ATTENTIONS, COMPARED, PRECISIONS, RECOMPUTES, Case, Row, main, rows, unlike
-from ullage.trace.families import EAGER_ONLY
+from ullage.trace.families import EAGER_ONLY, TARGETS
 
 MODES: list[tuple[str, str, Literal["none", "full", "selective"]]] = [
     ("bf16", "sdpa", "none"),
@@ -35,9 +35,19 @@ def _told(row: Row) -> str:
 @pytest.mark.parametrize("case", _cases(), ids=str)
 def test_closed_form_is_the_trace(case: Case) -> None:
     found = rows(case)
-    assert [row.block for row in found if row.block != "embedding"] == ["layer 0", "layer 1", "layer 2", "head"]
+    layers = [f"layer {number}" for number in range(3)]
+    if case.family in TARGETS:  # as many of the decoder behind them
+        layers += ["between", *(f"layer {number}" for number in range(3, 6))]
+    assert [row.block for row in found if row.block != "embedding"] == [*layers, "head"]
     apart = [_told(row) for row in found if not row.equal]
     assert not apart, "\n\n".join(apart)
+
+
+@pytest.mark.parametrize("mode", [("fp32", "none"), ("autocast", "full"), ("bf16", "selective")])
+def test_an_encoder_and_its_decoder(mode: tuple[str, Literal["none", "full", "selective"]]) -> None:
+    """What goes beside the stream is freed by the same block, and its gradient adds up where autograd's does."""
+    precision, recompute = mode
+    assert not [_told(row) for row in rows(Case("t5", precision, "eager", recompute)) if not row.equal]
 
 
 @pytest.mark.parametrize("mode", [("bf16", "sdpa", "selective"), ("autocast", "sdpa", "none")])

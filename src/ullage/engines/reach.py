@@ -13,6 +13,7 @@ from ullage.job.adapted_experts import packs_experts
 from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.job import Job
 from ullage.kernels.torchtitan_captured import CAPTURES
+from ullage.model.hf_config import has_encoder
 
 OFFLOADS: dict[str, tuple[str, ...]] = {
     "single": ("optimizer", "activations"),
@@ -79,6 +80,8 @@ def refuse_what_is_not_read(job: Job) -> None:
             value=job.loss.kind,
             remedy="use full, or engine fsdp2",
         )
+    if has_encoder(job.model):
+        _refuse_beside_an_encoder(job)
     for key, is_set in _KEYS.items():
         value = is_set(job)
         if value is not None:
@@ -91,6 +94,33 @@ def refuse_what_is_not_read(job: Job) -> None:
             raise Unsupported(
                 f"is not modelled {_where(job, key)} yet", key=key, value=value, allowed=allowed, remedy=remedy
             )
+
+
+_RUN_AGAIN_BESIDE_AN_ENCODER = ("none", "full", "selective")
+
+
+def _refuse_beside_an_encoder(job: Job) -> None:
+    """What no account knows of a model whose decoder reads an encoder's output, which blocks hand on beside their stream."""
+    layout, degrees = job.layout, ("tp", "pp", "cp", "ep")
+    kept_wide = job.precision.params == "fp16"  # transformers keeps a part in fp32, and clamps the stream
+    refused: dict[str, object] = {
+        "stack": job.stack if job.stack != "transformers" else None,
+        "engine.name": job.engine.name if job.engine.name in ("deepspeed", "megatron") else None,
+        "data.padding_mask": "true" if job.data.padding_mask else None,
+        **{f"layout.{one}": getattr(layout, one) if getattr(layout, one) > 1 else None for one in degrees},
+        "attention": job.attention if job.attention == "math" else None,
+        "loss": job.loss.kind if job.loss.kind != "full" else None,
+        "recompute": job.recompute.kind if job.recompute.kind not in _RUN_AGAIN_BESIDE_AN_ENCODER else None,
+        "precision": "fp16" if kept_wide else None,
+        "lora": "set" if job.lora is not None else None,
+        "freeze": list(job.freeze) or None,
+        "offload.activations": job.offload.activations if job.offload.activations != "none" else None,
+        "compile": "true" if job.compile else None,
+    }
+    for key, value in refused.items():
+        if value is not None:
+            what = f"is not modelled of {job.model.model_type}, a decoder behind an encoder, yet"
+            raise Unsupported(what, key=key, value=value, remedy="leave it out")
 
 
 def runs_along_the_sequence(job: Job) -> bool:

@@ -17,9 +17,10 @@ from ullage.job.saved_modules import trained_in_full
 from ullage.job.wide import left_wide
 from ullage.job.widened import widened, widens
 from ullage.model import delta
-from ullage.model.build import MEGATRON_ARGUMENTS, table_of_positions
+from ullage.model.build import CHECKPOINTED, MEGATRON_ARGUMENTS, TARGET_LENGTH, table_of_positions
 from ullage.model.build import graph as build
 from ullage.model.graph import Block, Graph, Op, Param
+from ullage.model.hf_config import has_encoder
 
 ADAPTERS = "fp32"
 """PEFT makes adapters of a 16-bit model in fp32 (tuners/tuners_utils.py, cast_adapter_dtype; autocast_adapter_dtype=True)."""
@@ -131,8 +132,12 @@ def longest_of(job: Job) -> int | None:
 
 
 def _arguments(job: Job) -> FrozenMap:
-    options = job.engine.options if job.engine.name == "megatron" else {}
-    return FrozenMap({name: options[name] for name in MEGATRON_ARGUMENTS if name in options})
+    options = job.engine.options
+    if has_encoder(job.model):
+        told = {TARGET_LENGTH: options[TARGET_LENGTH]} if TARGET_LENGTH in options else {}
+        return FrozenMap({**told, CHECKPOINTED: job.recompute.kind != "none"})
+    megatron = MEGATRON_ARGUMENTS if job.engine.name == "megatron" else ()
+    return FrozenMap({name: options[name] for name in megatron if name in options})
 
 
 def trained(graph: Graph, job: Job) -> Graph:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ullage.frozen import FrozenMap
 from ullage.job.job import Data, Layout
-from ullage.model.graph import BATCH, ROUTED, SENT, SEQ, SEQ_SP, Graph, Param
+from ullage.model.graph import BATCH, ROUTED, SENT, SEQ, SEQ_SP, TARGET, Graph, Param
 
 SCAN = ("ssm_heads", "ssm_groups", "ssm_inner", "ssm_conv", "ssm_in")
 """What tensor parallelism divides of a Mamba-2 mixer: whole heads, and whole groups of them."""
@@ -39,6 +39,8 @@ def local_sizes(graph: Graph, layout: Layout, data: Data, capacity: float | None
     if capacity is not None and top_k:
         experts = graph.size("router")
         sent = experts * math.ceil(sent / experts * capacity)
+    if TARGET in sizes:
+        sizes[TARGET] = sizes[TARGET] or tokens
     sizes |= {
         BATCH: data.micro_batch,
         SEQ: tokens,

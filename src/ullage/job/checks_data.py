@@ -9,6 +9,8 @@ from ullage.job.adapted import PACKED, STORAGE, longest_of
 from ullage.job.architecture import Architecture
 from ullage.job.checks import Violation, contradiction, infeasible, warning
 from ullage.job.job import Job
+from ullage.model.build import TARGET_LENGTH
+from ullage.model.hf_config import has_encoder
 
 _TORCH_ENGINES = ("single", "ddp", "zero1")
 _MOST_TOKENS = (1 << 31) - 1
@@ -191,6 +193,15 @@ def _tokens(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield infeasible(f"data.{key}", value, what, "use fewer")
 
 
+def _target(job: Job, arch: Architecture) -> Iterator[Violation]:
+    if TARGET_LENGTH in job.engine.options and not has_encoder(job.model):
+        key, what = (
+            f"engine.options.{TARGET_LENGTH}",
+            f"is of a decoder behind an encoder, and {job.model.name} has none",
+        )
+        yield contradiction(key, job.engine.options[TARGET_LENGTH], what, "set data.seq_len alone")
+
+
 def _layers_again(job: Job, arch: Architecture) -> Iterator[Violation]:
     count = job.recompute.layers
     if arch.layers is not None and count > arch.layers:
@@ -201,6 +212,7 @@ CHECKS = (
     _stage,
     _stack,
     _length,
+    _target,
     _tokens,
     _layers_again,
     _offload,

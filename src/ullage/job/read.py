@@ -88,8 +88,9 @@ def _checked(job: Job) -> Job:
 
 def _read(document: Document) -> Job:
     from ullage.job import recurrent
-    from ullage.model.build import tokens_of_images
+    from ullage.model.build import TARGET_LENGTH, tokens_of_images
     from ullage.model.hf_config import defaults as model_defaults
+    from ullage.model.hf_config import has_encoder
 
     defaults: list[str] = []
     root = Section(document.values, "", defaults)
@@ -125,6 +126,8 @@ def _read(document: Document) -> Job:
     )
     root.close()
     defaults.extend(recurrent.defaults(job))
+    if has_encoder(model) and TARGET_LENGTH not in engine.options:
+        defaults.append(f"engine.options.{TARGET_LENGTH} = {job.data.seq_len}")
     return replace(job, defaults=tuple(sorted(defaults, key=_position)))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ullage.kernels import (
+    crossing,
     transformers_attention,
     transformers_cut_loss,
     transformers_delta,
@@ -22,6 +23,7 @@ from ullage.kernels import (
     transformers_moe,
     transformers_norm,
     transformers_parallel,
+    transformers_positions,
     transformers_rope,
     transformers_selective,
     transformers_xielu,
@@ -29,7 +31,7 @@ from ullage.kernels import (
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.lowering import kernel_of, module_segments
 from ullage.kernels.step import Buffer, Context, Segment, Step
-from ullage.model.graph import Block, Op
+from ullage.model.graph import TARGET, Block, Op
 
 Emit = Callable[[Tape, Op], object]
 
@@ -76,7 +78,8 @@ def written(block: Block, context: Context, code: LayerCode) -> tuple[Step, ...]
             transformers_mlp.gate(tape, gated[op.outputs[0].name])
         kernel(tape, op)
         transformers_frames.hold(tape, block, op)
-    return transformers_parallel.told_apart(tape)
+    steps = transformers_parallel.told_apart(tape)
+    return crossing.told(block, tape, steps) if block.beside or block.lends else steps
 
 
 def joins(op: Op) -> str:
@@ -155,7 +158,7 @@ def buffers(context: Context) -> tuple[Buffer, ...]:
         names = ("position_ids", "token_type_ids")
         return tuple(context.buffer(name, (1, "positions"), "int64", name) for name in names)
     size = context.sizes.get("rope_dim", context.sizes.get("head_dim"))
-    if not isinstance(size, int):
+    if not isinstance(size, int) or TARGET in context.sizes:  # T5 turns nothing
         return ()
     return tuple(context.buffer(name, (size // 2,), "fp32", name) for name in ("inv_freq", "original_inv_freq"))
 
@@ -185,6 +188,9 @@ KERNELS: Mapping[str, Emit] = {
     "linear": transformers_linear.linear,
     "rope": transformers_rope.rope,
     "attention": transformers_attention.attention,
+    "mask": transformers_positions.mask,
+    "positions": transformers_positions.positions,
+    "scale": transformers_positions.scale,
     "activation": transformers_mlp.activation,
     "xielu": transformers_xielu.xielu,
     "residual": residual,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ullage.kernels import transformers_masks as masks
+from ullage.kernels import transformers_positions
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
 from ullage.kernels.step import Buffer, Context, Crossing
@@ -22,6 +23,8 @@ FLASH_ROW_BLOCK = 128
 
 def attention(tape: Tape, op: Op) -> Value:
     tape.module = op.module
+    if op.attrs.get("positions"):
+        return transformers_positions.attention(tape, op)
     if masks.is_eager(tape.context, op):
         return _eager(tape, op)
     return _sdpa(tape, op)

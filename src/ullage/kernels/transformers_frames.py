@@ -59,6 +59,7 @@ _ARGUMENTS: _Names = {
 
 _NORMS_OF_SUMS = {"attention_norm": "attention_out", "mlp_norm": "mlp_out"}
 """Norm of a branch added to the stream -> the branch, as its dropout has left it (models/bert/modeling_bert.py, BertOutput)."""
+_STACK = ("positions", "target_positions", "cross_positions", "causal_mask")
 
 _LOCALS: Mapping[str, _Names] = {
     "bert": _BERT,
@@ -81,6 +82,17 @@ _LOCALS: Mapping[str, _Names] = {
     "opt": {"down_proj": ()},
     "phi": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "attention_out_dropped", "mlp_out")},
     "roberta": _BERT,
+    "t5": {
+        "o_proj": _ATTENTION,
+        "attention_add": ("attention_in", "attention_out"),
+        "end": _STACK[:3],
+        "cross_o_proj": ("cross_q_final", "cross_k_final", "cross_v"),
+        "cross_add": ("cross_in", "cross_attention_out", "self_attention.weights"),
+        "down_proj": ("mlp_in", "act.gelu_new", "up", "down_proj.as_weight"),
+        "mlp_add": ("mlp_out",),
+        "norm": _STACK,
+        "norm_dropout": _STACK,
+    },
     "stablelm": {"o_proj": _PARTS, "end": ("attention_in", "attention_out", "mlp_out")},
     "xlm-roberta": _BERT,
 }

@@ -25,6 +25,8 @@ def linear(tape: Tape, op: Op) -> Value:
     tape.module = op.module
     rows = op.module == SHARED and tape.family in SHARED_ON_ROWS
     source = parallel.entering(tape, op, flat(tape, tape[op.inputs[0]]) if rows else tape[op.inputs[0]])
+    if op.attrs.get("as_weight"):
+        source = tape.cast(source, tape.weight_dtype, f"{op.name}.as_weight")
     params = [(param.name, param.dims) for param in adapters.base(op)]
     shared = op.attrs.get("shared")
     if isinstance(shared, str):
@@ -132,6 +134,8 @@ def embedding(tape: Tape, op: Op) -> Value:
         looked = parallel.part(tape, op.name, output, reduced=True)
         if len(tables) > 1:
             looked = Value(name, (rows, *output.dims[1:]), output.dtype)
+        if op.attrs.get("shifted"):
+            rotary = (tape.context.buffer("decoder_ids", output.dims[:-1], "int64", "the decoder's token ids"),)
         saved = rotary if index == 0 else _indices(tape, name, of_types)
         tape.emit(
             looked.name,

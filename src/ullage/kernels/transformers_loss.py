@@ -46,6 +46,8 @@ def loss(tape: Tape, op: Op) -> Value:
         return _converted(tape, op, result, tape[op.inputs[0]])
     if context.option("loss_fn") == FUSED:
         return _fused(tape, op)
+    if tape.family in _LABELS_AS_THEY_ARE:
+        return _unshifted(tape, op)
     version = version_of(context)
     logits = _scaled(tape, gathered(tape, tape[op.inputs[0]]))
     if op.attrs["softcap"]:
@@ -67,6 +69,18 @@ def loss(tape: Tape, op: Op) -> Value:
 _NAMED = ("head_in", "labels.padded")
 _SCALES = frozenset({"cohere", "cohere2", "granite", "granitemoe"})
 """Models that multiply or divide the logits by a number, by 1 too."""
+
+
+_LABELS_AS_THEY_ARE = frozenset({"t5"})
+
+
+def _unshifted(tape: Tape, op: Op) -> Value:
+    """Of an encoder and decoder, whose input is what is shifted: logits and labels as they are (models/t5/modeling_t5.py)."""
+    logits = tape[op.inputs[0]]
+    scored = tape.cast(logits, "fp32", "logits.autocast") if tape.context.autocast else logits
+    result = cross_entropy(tape, op, scored)
+    tape.hold(logits, scored, *(tape[name] for name in ("head_in", "encoded") if name in tape.values))
+    return _converted(tape, op, result, logits)
 
 
 def _scaled(tape: Tape, logits: Value) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ullage.kernels.devices import on_cuda
 from ullage.kernels.eager import Tape, Value, promote
-from ullage.kernels.step import Buffer
+from ullage.kernels.step import Buffer, Fit
 from ullage.model.graph import Op, Param
 
 
@@ -43,6 +43,21 @@ def wide_rms(tape: Tape, op: Op, source: Value) -> Value:
     tape.mul_weight(wide, tape.weight(param.name, param.dims), scaled, f"{op.name} output")
     output = tape.cast(scaled, source.dtype, op.outputs[0].name)
     tape.hold(wide, variance, source)
+    return output
+
+
+def _stream_rms(tape: Tape, op: Op, source: Value) -> Value:
+    """T5LayerNorm: the stream in its own type times the root in fp32, cast to the weight's type where that has 16 bits
+    (models/t5/modeling_t5.py)."""
+    wide = tape.cast(source, "fp32", f"{op.name}.fp32")
+    variance = _mean_square(tape, op.name, wide)
+    normalised = _over_root(tape, op.name, source, variance)
+    param = op.params[0]
+    dtype = tape.weight_dtype
+    narrow = normalised if dtype == "fp32" else tape.cast(normalised, dtype, f"{op.name}.narrow")
+    output = tape.like(op.outputs[0], promote(narrow.dtype, dtype))
+    tape.mul_weight(narrow, tape.weight(param.name, param.dims), output, f"{op.name} output")
+    tape.hold(narrow, variance, source)
     return output
 
 
@@ -127,8 +142,9 @@ def _over_root(tape: Tape, name: str, value: Value, variance: Value) -> Value:
     root = Value(f"{name}.rsqrt", variance.dims, "fp32")
     tape.emit(root.name, (shifted,), root, saves=(root,), backward_scratch=_two(tape, root))
     out = Value(f"{name}.normalised", value.dims, "fp32")
-    product = (tape.scratch(f"{name}.product32", value),)
-    return tape.emit(out.name, (value, root), out, saves=(value, root), backward_scratch=product)
+    product = tape.scratch(f"{name}.product32", out)
+    fits = () if value.dtype == "fp32" else (Fit(value.name, tape.scratch(f"{name}.grad32", out)),)
+    return tape.emit(out.name, (value, root), out, saves=(value, root), backward_scratch=(product,), fits=fits)
 
 
 def _two(tape: Tape, value: Value) -> tuple[Buffer, Buffer]:
@@ -230,5 +246,6 @@ _OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
     "olmo2": wide_rms,
     "olmo3": wide_rms,
     "qwen3_next": _gemma,
+    "t5": _stream_rms,
 }
 """Models whose norm is another than torch's layer norm or Llama's RMSNorm."""

@@ -6,14 +6,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ullage.frozen import FrozenMap
+from ullage.model import encoder_decoder
 from ullage.model.config import ModelConfig
-from ullage.model.decoder import build
+from ullage.model.decoder import build, sizes_of
 from ullage.model.graph import Graph
 from ullage.model.hf_config import OWN_TYPE, decoder_spec
 from ullage.model.spec import DecoderSpec
 
 MEGATRON_ARGUMENTS = ("mtp_use_repeated_layer", "position_embedding_type", "normalization", "qk_layernorm")
 """Arguments of Megatron-LM that say what a config.json, or a model of type gpt, has no key for."""
+
+TARGET_LENGTH = "max_target_length"
+"""Tokens of one sequence that a decoder behind an encoder makes, by the name that transformers' own examples have for it
+(examples/pytorch/summarization/run_summarization.py)."""
+CHECKPOINTED = "gradient_checkpointing"
 
 
 @lru_cache(maxsize=128)
@@ -22,11 +28,15 @@ def graph(config: ModelConfig, *, mtp: bool = False, arguments: FrozenMap = Froz
 
     mtp: whether the stack trains the multi-token prediction modules that a config.json names (num_nextn_predict_layers). Megatron can;
     transformers leaves them out, and published parameter counts do too. A model of type gpt trains those that it names.
-    arguments: of MEGATRON_ARGUMENTS.
+    arguments: of MEGATRON_ARGUMENTS; of an encoder and decoder TARGET_LENGTH, and whether layers are CHECKPOINTED.
     """
     spec = decoder_spec(config)
     if not mtp and config.model_type != OWN_TYPE:
         spec = replace(spec, mtp_layers=0)
+    if spec.encoder is not None:
+        target, asks = arguments.get(TARGET_LENGTH, 0), bool(arguments.get(CHECKPOINTED))
+        assert isinstance(target, int)
+        return encoder_decoder.build(spec, sizes_of(spec), target=target, asks=asks)
     return build(_told(spec, arguments))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ullage.model.delta import CHUNK
-from ullage.model.graph import SEQ, SEQ_SP, Graph, Op
+from ullage.model.graph import SEQ, SEQ_SP, TARGET, Graph, Op
 
 # Ops that multiply every token by a matrix. The embedding is a look-up, a norm's weight no matrix, a bias an addition.
 _MATMULS = frozenset({"linear", "grouped_linear", "router", "shared_gate"})
@@ -40,6 +40,7 @@ def flops_per_token(graph: Graph, seq_len: int) -> int:
     A Mamba-2 scan is three times 7 x channels x state, as Megatron-LM counts it (training/training.py, mamba_layer_flops).
     What is done once for a sequence, as a classifier of the first token, counts by its share of a token; of images the patches alone are
     convolved, and ask for no gradient: 4 for each of those weights.
+    Of an encoder and a decoder the tokens are the encoder's, the decoder's own counted by their share of them.
     Left out: norms, activations, softmax, rotary embedding, the optimizer, and whatever recomputation runs again.
     """
     return sum(run.repeat * _op_flops(graph, op, seq_len) for run in graph.runs for op in run.block.ops)
@@ -52,9 +53,20 @@ def forward_flops_per_token(graph: Graph, ops: Iterable[Op], seq_len: int) -> in
 
 
 def _op_flops(graph: Graph, op: Op, seq_len: int) -> int:
+    """For each token that the model reads: where a decoder makes another text of it, its tokens count by what they are of those."""
+    flops = _own_flops(graph, op, seq_len)
+    return flops * _length(graph, TARGET, seq_len) // seq_len if flops and TARGET in op.outputs[0].dims else flops
+
+
+def _length(graph: Graph, dim: object, seq_len: int) -> int:
+    return (graph.size(TARGET) or seq_len) if dim == TARGET else seq_len
+
+
+def _own_flops(graph: Graph, op: Op, seq_len: int) -> int:
     if op.kind == "attention":
         window = op.attrs["window"]
-        keys = min(seq_len, window) if isinstance(window, int) else seq_len
+        length = _length(graph, op.attrs.get("keys"), seq_len)
+        keys = min(length, window) if isinstance(window, int) else length
         return MATMUL_FLOPS * graph.size("heads") * (graph.size("head_dim") + graph.size("v_head_dim")) * keys
     if op.kind == "ssm":
         return MATMUL_FLOPS // FORWARD_FLOPS * SCAN_FLOPS * graph.size("ssm_inner") * graph.size("ssm_state")

@@ -27,7 +27,7 @@ def build(spec: DecoderSpec) -> Graph:
     runs.append(Run(block=head(spec)))
     tied = [("embedding.embed_tokens.weight", "head.lm_head.weight")] if spec.tied and has_words(spec.task) else []
     tied += [*_repeated(spec, runs[-1].block), *_embeddings_of_predictions(spec)]
-    return Graph(name=spec.name, runs=tuple(runs), sizes=_sizes(spec), tied=tuple(tied))
+    return Graph(name=spec.name, runs=tuple(runs), sizes=sizes_of(spec), tied=tuple(tied))
 
 
 def _repeated(spec: DecoderSpec, last: Block) -> Iterator[tuple[str, str]]:
@@ -49,7 +49,7 @@ def _embeddings_of_predictions(spec: DecoderSpec) -> Iterator[tuple[str, str]]:
             yield "head.lm_head.weight", f"head.mtp0_{own}"
 
 
-def _sizes(spec: DecoderSpec) -> FrozenMap:
+def sizes_of(spec: DecoderSpec) -> FrozenMap:
     sizes: dict[str, object] = {
         "hidden": spec.hidden,
         "heads": spec.heads,

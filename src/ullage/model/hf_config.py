@@ -32,6 +32,11 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     return reading(config).spec
 
 
+def has_encoder(config: ModelConfig) -> bool:
+    """Whether a decoder reads what an encoder makes of another text."""
+    return decoder_spec(config).encoder is not None
+
+
 def defaults(config: ModelConfig) -> tuple[str, ...]:
     """``model.bias = true`` and its like, for a model of type gpt. A config.json leaves keys out as a matter of course: nothing to say."""
     return reading(config).defaults if config.model_type == OWN_TYPE else ()

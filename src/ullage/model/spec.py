@@ -111,6 +111,19 @@ class Delta:
 
 
 @frozen
+class Encoder:
+    """An encoder in front, of layers like the decoder's own but for the causal order; every decoder layer attends to its output too.
+
+    buckets: of relative positions, each with a learned term for every head (arXiv 1910.10683, section 2.1). scaled_head: the head reads
+    the stream times hidden ** -0.5.
+    """
+
+    layers: int
+    buckets: int
+    scaled_head: bool
+
+
+@frozen
 class DecoderSpec:
     """A decoder's architecture, or an encoder's. Names are config.json's; dims are before any layout.
 
@@ -181,6 +194,7 @@ class DecoderSpec:
     types_first: bool = False  # token types are added before positions
     patches: Patches | None = None
     task: Task | None = None
+    encoder: Encoder | None = None
     bert_head: bool = False  # dense layer and norm before the vocabulary; pooler and sentence classifier beside it
 
 

@@ -6,6 +6,7 @@ from ullage.calibration.attention import BUILT_IN
 from ullage.job.job import Job
 from ullage.kernels.megatron_attention import CUDNN_SINCE
 from ullage.kernels.torchtitan_version import runs_cudnn
+from ullage.model.hf_config import has_encoder
 from ullage.timing.vintage import of_2023
 
 BACKENDS = {
@@ -26,6 +27,8 @@ def attention_kernel(job: Job) -> str:
     """``job.attention`` where it names a kernel; of "flash" the one that the stack takes."""
     if job.attention != "flash":
         return job.attention
+    if has_encoder(job.model):
+        return "mem-efficient"  # the one that takes terms of positions (kernels/transformers_positions.py)
     options = job.engine.options
     named = BACKENDS.get(str(options.get("attention_backend")))
     if named is not None:

@@ -18,7 +18,7 @@ from ullage.kernels.megatron_graphs import captured, captures, launched
 from ullage.kernels.megatron_moe import probabilities_type
 from ullage.kernels.narrow import narrow_type, recipe
 from ullage.kernels.step import Context, without_experts, without_loss
-from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, Block, Op
+from ullage.model.graph import BATCH, ROUTED, SEQ, SEQ_SP, TARGET, Block, Dim, Op
 from ullage.timing import partly
 from ullage.timing.casts import casts
 from ullage.timing.exchanges import (
@@ -195,7 +195,9 @@ def _linear(ops: tuple[Op, ...], context: Context, accumulates: bool, *, sends: 
     k = context.numel(inner)
     n = sum(context.numel(shape) for shape in dims) // k
     rows = context.numel((BATCH, SEQ if op.attrs.get("parallel") in ("column", "row") else SEQ_SP))
-    if SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
+    if TARGET in op.outputs[0].dims:
+        rows = context.numel((BATCH, TARGET))
+    elif SEQ not in op.outputs[0].dims and SEQ_SP not in op.outputs[0].dims:
         rows = context.numel((BATCH,))  # a head of the first token alone
     dtype = _dtype(op, context)
     forward = Matmul(
@@ -272,9 +274,9 @@ def _experts(ops: tuple[Op, ...], context: Context, accumulates: bool) -> OpWork
 
 
 def _attention(op: Op, context: Context) -> OpWork:
-    queries = context.size(SEQ)
+    queries, given = (context.size(_dim(op, which)) for which in ("queries", "keys"))
     window = op.attrs.get("window")
-    whole = queries * context.cp
+    whole = given * context.cp
     keys = min(whole, window) if isinstance(window, int) else whole
     sent, back = context_parallel(context)
     if context.attention in ("eager", "math"):
@@ -289,7 +291,7 @@ def _attention(op: Op, context: Context) -> OpWork:
             v_head_dim=context.size("v_head_dim"),
             queries=queries,
             keys=keys,
-            causal=bool(op.attrs.get("causal")) and keys == whole,
+            causal=bool(op.attrs.get("causal")) and keys == whole and not op.attrs.get("positions"),
             dtype=context.compute,
             parts=ring_parts(context),
         )
@@ -297,6 +299,13 @@ def _attention(op: Op, context: Context) -> OpWork:
         forward = Pass(attention=core, exchanges=sent, traffic=merged)
         backward = Pass(attention=core, exchanges=back, traffic=merged_back)
     return OpWork(name=op.name, module=op.module, forward=forward, backward=backward)
+
+
+def _dim(op: Op, which: str) -> Dim:
+    """Of an attention's queries or keys; added terms of positions carry the causal order, and a kernel that adds them skips nothing."""
+    dim = op.attrs.get(which, SEQ)
+    assert isinstance(dim, str)
+    return dim
 
 
 def _unfused(queries: int, keys: int, context: Context) -> tuple[Matmul, Matmul]:

@@ -30,6 +30,8 @@ from ullage.memory.block import BlockProgram, GradRule, boundary_grad
 from ullage.memory.chunk import CHECKPOINT, PLAIN, SELECTIVE, Replayer
 from ullage.memory.program import Change, Item, Node, Repeat, alloc, net
 from ullage.memory.program import Sequence as Nodes
+from ullage.memory.rank import Chunk
+from ullage.model.build import CHECKPOINTED, TARGET_LENGTH
 from ullage.model.build import graph as build
 from ullage.model.config import ModelConfig
 from ullage.model.graph import Graph
@@ -38,7 +40,8 @@ from ullage.trace.crossing import Carried
 from ullage.trace.cut import Part, parts
 from ullage.trace.encoders import batch_of, class_of
 from ullage.trace.events import Allocation, Trace
-from ullage.trace.families import EAGER_ONLY, ENCODERS, FAMILIES, TEXT_PARTS
+from ullage.trace.families import EAGER_ONLY, ENCODERS, FAMILIES, TARGETS, TEXT_PARTS
+from ullage.trace.models import own_head
 from ullage.trace.run import Factory, trace
 from ullage.trace.selective import contexts
 from ullage.trace.steps import Tape
@@ -132,11 +135,14 @@ def factory(case: Case, config: Any) -> Factory:
     def made() -> tuple[torch.nn.Module, None, Any]:
         kind, whole = _whole(case, config)
         model: Any = kind.from_config(whole, attn_implementation=case.attention, dtype=_TORCH[case.precision]).train()
+        own_head(model)
         if case.recompute != "none":
             by_op = {"context_fn": contexts} if case.recompute == "selective" else {}
             model.activation_checkpointing_enable({"use_reentrant": False, **by_op})
         spec = decoder_spec(_keys(case, config))
         batch = batch_of(spec, BATCH, SEQ)
+        if case.family in TARGETS:
+            batch["labels"] = batch["labels"][:, : TARGETS[case.family]].clone()
 
         def step() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16) if case.precision == "autocast" else nullcontext():
@@ -153,6 +159,8 @@ def _whole(case: Case, config: Any) -> tuple[Any, Any]:
     """The class that builds a model, and its config; of a text part that of the whole, whose other parts run on no text."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    if case.family in TARGETS:
+        config.decoder_start_token_id = config.pad_token_id
     if case.family not in TEXT_PARTS:
         return class_of(decoder_spec(_keys(case, config))), config
     part = TEXT_PARTS[case.family]
@@ -212,8 +220,22 @@ def _forward(tape: Tape, cuts: Sequence[Part], at: int) -> tuple[int, int]:
             changes.append((one.birth, one.bytes))
             if tape.ended(one) <= stop:
                 changes.append((tape.ended(one), -one.bytes))
-    live = list(accumulate(change for _, change in sorted(changes)))
+    changes += [(tape.ended(one), -one.bytes) for one in _lent_to(tape, cuts, at) if start < tape.ended(one) <= stop]
+    live = list(accumulate((change for _, change in sorted(changes)), initial=0))
     return live[-1], max(live)
+
+
+def _lent_to(tape: Tape, cuts: Sequence[Part], at: int) -> Iterator[Allocation]:
+    """What earlier layers, or what runs between them, made for others to read."""
+    if not any(cut.role == "between" for cut in cuts):
+        return
+    for lent in Carried(tape, list(cuts)).lent:
+        made = cuts[lent.maker]
+        read = any(
+            lent.one.birth in op.reads for op in tape.forward[made.stop :]
+        )  # autocast's copies are lent to nobody
+        if lent.maker < at and made.role != "embedding" and read:
+            yield lent.one
 
 
 def _backward(tape: Tape, cut: Part) -> tuple[int, int]:
@@ -231,8 +253,7 @@ def _backward(tape: Tape, cut: Part) -> tuple[int, int]:
 
 def closed_sizes(case: Case, config: Any) -> dict[str, Sizes]:
     programs = _programs(case, config)
-    names = ["embedding", *(f"layer {number}" for number in range(len(programs) - 2)), "head"]
-    sizes = {name: _of(program) for name, program in zip(names, programs, strict=True)}
+    sizes = {name: _of(program) for name, program in zip(_names(_graph(case, config)), programs, strict=True)}
     head = programs[-1]
     left = _left(head)
     root = alloc(boundary_grad(_LOSS_BYTES), 2)  # the loss's gradient, named by loss.backward() too
@@ -246,12 +267,28 @@ def _left(program: BlockProgram) -> int:
     return program.forward.delta_bytes - sum(item.bytes for item in program.cached)
 
 
+def _graph(case: Case, config: Any) -> Graph:
+    told = (
+        {TARGET_LENGTH: TARGETS[case.family], CHECKPOINTED: case.recompute != "none"} if case.family in TARGETS else {}
+    )
+    return build(_keys(case, config), arguments=FrozenMap(told))
+
+
+def _names(graph: Graph) -> Iterator[str]:
+    numbers = iter(range(len([*graph.blocks()])))
+    for block in graph.blocks():
+        yield f"layer {next(numbers)}" if block.role == "layer" else block.role
+
+
 def _programs(case: Case, config: Any) -> list[BlockProgram]:
     """Of every block."""
-    graph = build(_keys(case, config))
+    graph = _graph(case, config)
     mode = _MODES[case.recompute]
     replayer = Replayer(context=context(case, graph), recompute=Recompute(kind=case.recompute))
     rule = GradRule(dtype="fp32" if case.precision == "fp32" else None)
+    if case.family in TARGETS:  # whose blocks hand each other more than a stream
+        elements = replayer.elements(Chunk(runs=graph.runs, first=True, last=True))
+        return [replayer.element_program(one, rule) for one in elements]
     modes = [mode if block.role == "layer" else PLAIN for block in graph.blocks()]
     return [replayer.program(block, mode, rule) for block, mode in zip(graph.blocks(), modes, strict=True)]
 

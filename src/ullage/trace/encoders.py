@@ -20,7 +20,8 @@ def class_of(spec: DecoderSpec) -> Any:
     """transformers' Auto class."""
     import transformers
 
-    name = "AutoModelForCausalLM" if spec.task is None else _CLASSES[spec.task.kind]
+    decoder = "AutoModelForCausalLM" if spec.encoder is None else "AutoModelForSeq2SeqLM"
+    name = decoder if spec.task is None else _CLASSES[spec.task.kind]
     return getattr(transformers, "AutoModelForImageClassification" if spec.patches is not None else name)
 
 

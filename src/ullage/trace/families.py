@@ -21,6 +21,7 @@ COMMON: Mapping[str, object] = {
     "pad_token_id": 0,
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 520}
+_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 176, "num_layers": 3, "num_heads": 4, "vocab_size": 520, "dropout_rate": 0.0}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _SHARED = {
     "n_routed_experts": 8,
@@ -99,10 +100,13 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "glm4_moe": {**COMMON, **_SHARED},
     "deepseek_v3": {**_NO_KV, **_SHARED, **_LATENT},
     "glm4_moe_lite": {**_NO_KV, **_SHARED, **_LATENT},
+    "t5": {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "deepseek_v2": {**_NO_KV, **_SHARED, **_LATENT},
 }
-EAGER_ONLY = frozenset({"gemma2"})
-"""Families whose classes refuse sdpa (a cap on the attention's logits)."""
+EAGER_ONLY = frozenset({"gemma2", "t5"})
+"""Families whose classes refuse sdpa (a cap on the attention's logits), or whose terms of positions no fused kernel of the CPU takes."""
+TARGETS: Mapping[str, int] = {"t5": 24}
+"""Encoders with a decoder, and how many tokens of a sequence that makes."""
 
 
 class TextPart(NamedTuple):

@@ -5,6 +5,7 @@
 | optimizer, neither flag given | foreach | for-loop | torch/utils/_foreach_utils.py |
 | dropout | a mask of bytes is saved | noise in the input's type is | aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable |
 | attention with dropout | the flash kernel all the same | the math path | aten/src/ATen/native/transformers/sdp_utils_cpp.cpp |
+| softmax under autocast | in fp32 | in its input's type | aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 |
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def cuda() -> Iterator[None]:
     def attend(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
         return attention(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **kwargs)
 
+    def softmax(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return _softmax(input.float() if torch.is_autocast_enabled("cpu") else input, *args, **kwargs)
+
     with ExitStack() as stack:
+        stack.enter_context(replaced(functional, "softmax", softmax))
         stack.enter_context(replaced(functional, "dropout", dropout))
         stack.enter_context(replaced(functional, "scaled_dot_product_attention", attend))
         stack.enter_context(
@@ -47,3 +52,4 @@ def cuda() -> Iterator[None]:
 
 
 _dropout = functional.dropout
+_softmax = functional.softmax

@@ -21,7 +21,8 @@ from ullage.engines.reach import runs_along_the_sequence
 from ullage.errors import InvalidInput, Unsupported
 from ullage.job.adapted import ALL_LINEAR, model_type, unmodelled
 from ullage.job.job import Job, Lora
-from ullage.model.hf_config import decoder_spec
+from ullage.model.build import TARGET_LENGTH
+from ullage.model.hf_config import decoder_spec, has_encoder
 from ullage.trace.checkpointed import recompute
 from ullage.trace.encoders import batch_of as arguments
 from ullage.trace.encoders import class_of
@@ -96,6 +97,8 @@ def config_of(job: Job) -> Any:
             remedy=_REMEDY,
         ) from None
     config.use_cache = False
+    if has_encoder(job.model) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id  # which every published config.json has
     return config
 
 
@@ -127,6 +130,7 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
     try:
         if weights is None:
             model = of.from_config(config, trust_remote_code=False, **chosen)
+            own_head(model)
         else:
             model = _loaded(of, weights, config=config, **chosen)
     except (ValueError, AssertionError) as error:  # the latter is torch's, of a padding token beyond the vocabulary
@@ -142,6 +146,12 @@ def build(job: Job, weights: Path | None = None) -> nn.Module:
             param.requires_grad_(False)
     assert isinstance(model, nn.Module)
     return model
+
+
+def own_head(model: Any) -> None:
+    """Gives a T5 of v1.1 the head that its checkpoints hold: transformers ties what it draws, and leaves what it loads by itself."""
+    if getattr(model.config, "scale_decoder_outputs", True) is False:
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
 
 
 def _loaded(of: Any, folder: Path, **given: Any) -> Any:
@@ -206,6 +216,9 @@ def batch_of(job: Job) -> dict[str, Any]:
     """Arguments of one micro-batch's forward."""
     shape = (job.data.micro_batch, job.data.seq_len)
     batch = arguments(decoder_spec(job.model), *shape)
+    if has_encoder(job.model):
+        target = job.engine.options.get(TARGET_LENGTH, job.data.seq_len)
+        batch["labels"] = batch["labels"].new_zeros(job.data.micro_batch, int(str(target)))
     if job.data.padding_mask:
         mask = torch.ones(shape, dtype=torch.long)
         mask[:, -max(1, job.data.seq_len // 4) :] = 0

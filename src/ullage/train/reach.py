@@ -8,7 +8,7 @@ from ullage.frozen import replace
 from ullage.job.adapted import adapters_type, unmodelled
 from ullage.job.job import Job
 from ullage.job.precision import resolve
-from ullage.model.hf_config import decoder_spec
+from ullage.model.hf_config import decoder_spec, has_encoder
 from ullage.trace.reach import not_built
 
 TORCH = ("single", "ddp", "zero1", "fsdp2")
@@ -54,6 +54,7 @@ def refuse_what_is_not_run(job: Job) -> None:
     layout, engine = job.layout, job.engine
     refused: dict[str, object] = {
         "model": job.model.name if decoder_spec(job.model).task is not None else None,
+        "model.model_type": job.model.model_type if has_encoder(job.model) else None,
         "engine.name": engine.name if engine.name not in ENGINES else None,
         "stack": job.stack if job.stack != "transformers" else None,
         "stack_version": job.stack_version,
