@@ -41,6 +41,8 @@ from ullage.timing.work import Exchange, OpWork, Pass
 Both = tuple[Growing, Growing]
 Numels = tuple[int, int, float]
 """Elements of parameters that are trained, dense ones and experts', and bytes of frozen ones, whole (states.py, frozen_bytes)."""
+ExpertsSeconds = dict[object, dict[int, list[float]]]
+"""Of each kind of block seconds of its experts: by who sends to whom, then by rows that are sent."""
 Work = Callable[[Block, Context, bool], tuple[OpWork, ...]]
 
 _RULE = GradRule(mode="add")
@@ -52,7 +54,7 @@ Worked = TypeVar("Worked", OpWork, Pass)
 class GridCosts:
     """The kinds of block of a graph under one grid, for one sequence and for two.
 
-    experts_s: of each kind seconds of its experts, known to all grids of the graph. sizes: micro-batches that may be asked for.
+    experts_s: what all grids of the graph know of their experts. sizes: micro-batches that may be asked for.
     like: the same grid with another loss; the blocks without one are its. beside: the same tensor, sequence and context parallelism and the
     same loss with other expert parallelism: the blocks without experts are its, and of the others the ops that are the same.
     """
@@ -63,12 +65,12 @@ class GridCosts:
         graph: Graph,
         like: GridCosts | None = None,
         beside: GridCosts | None = None,
-        experts_s: dict[object, list[float]] | None = None,
+        experts_s: ExpertsSeconds | None = None,
         sizes: Sizes = (),
     ) -> None:
         self.job, self.graph = job, graph
         self._sizes = sizes
-        self._experts_s = {} if experts_s is None else experts_s
+        self._experts_s: ExpertsSeconds = {} if experts_s is None else experts_s
         self.like, self._beside = like, beside
         self.kinds = kinds(graph)
         self.is_layer = [block.role == "layer" for block in self.kinds]
@@ -147,24 +149,23 @@ class GridCosts:
     def _each_experts_s(self, micro_batch: int) -> list[float]:
         if not self._has_experts:
             return [0.0] * len(self.kinds)
-        key = self._routed(micro_batch)
-        if key not in self._experts_s:
-            self._experts_s[key] = [sum([one.seconds(micro_batch) for one in both]) for both in self._experts]
-        return self._experts_s[key]
-
-    def _routed(self, micro_batch: int) -> object:
-        """What seconds of experts depend on: rows that are sent to them, by whom. Where experts do not share them evenly, also of how many
-        sequences, since rows of each then do not grow evenly (growing.py)."""
-        sent_to, rows, uneven = self._sent
-        return sent_to, rows * micro_batch, uneven
+        rows, known = self._routed
+        found = known.get(rows * micro_batch)
+        if found is None:
+            found = [sum([one.seconds(micro_batch) for one in both]) for both in self._experts]
+            known[rows * micro_batch] = found
+        return found
 
     @cached_property
-    def _sent(self) -> tuple[object, int, int]:
-        """Who sends to whom, and rows of one sequence; these again where experts do not share them evenly."""
+    def _routed(self) -> tuple[int, dict[int, list[float]]]:
+        """Rows of one sequence that are sent to experts, and what is known of experts by rows, of grids with as many ranks that send
+        as far. Where experts do not share them evenly, only of as many for each sequence, since rows of each then do not grow evenly
+        (growing.py)."""
         layout = self.job.layout
         rows, experts = (self.contexts[0].size(dim) for dim in (ROUTED, "experts"))
-        sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp
-        return sent_to, rows, 0 if rows % experts == 0 else rows
+        uneven = 0 if rows % experts == 0 else rows
+        sent_to = axis_group(self.job.cluster, layout, "ep"), layout.ep, layout.etp, uneven
+        return rows, self._experts_s.setdefault(sent_to, {})
 
     def layers_s(self, micro_batch: int) -> float:
         """The layers of the kind that there are most of without their experts, likewise."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.job.job import Job
-from ullage.planner.costs import GridCosts
+from ullage.planner.costs import ExpertsSeconds, GridCosts
 from ullage.planner.exact import refusal
 from ullage.planner.growing import Sizes
 from ullage.planner.space import Space
@@ -28,11 +28,11 @@ class Grids:
         self,
         base: Base,
         refuse: Callable[[Job, UllageError], None],
-        experts_s: dict[object, list[float]] | None = None,
+        experts_s: ExpertsSeconds | None = None,
         sizes: Sizes = (),
     ) -> None:
         self._base, self._refuse, self._sizes = base, refuse, sizes
-        self._experts_s = {} if experts_s is None else experts_s
+        self._experts_s: ExpertsSeconds = {} if experts_s is None else experts_s
         self._open: list[list[Job]] = []
         self._known: list[Grid] = []
 
@@ -82,7 +82,7 @@ def grids_of(space: Space, base: Base, refuse: Callable[..., None]) -> tuple[lis
     """Degrees that divide blocks, under each loss, together those that differ in expert parallelism alone; and how many strategies all of
     them have. refuse: with the number of strategies that a check refuses."""
     found: dict[object, Grids] = {}
-    experts_s: dict[object, list[float]] = {}
+    experts_s: ExpertsSeconds = {}
     count = 0
     for jobs in space.grids(base):
         sizes = space.sizes(base, jobs[0])

@@ -114,21 +114,26 @@ class Space:
 
     def pipelines(self, base: Base, shape: Job) -> Iterator[Job]:
         """A shape over pipeline ranks, with its replicas and micro-batches."""
+        for pp, dp, data in self._pipes(base, shape):
+            yield replace(shape, layout=replace(shape.layout, dp=dp, pp=pp), data=data)
+
+    def _pipes(self, base: Base, shape: Job) -> Iterator[tuple[int, int, Data]]:
+        """Pipeline ranks, replicas, micro-batches."""
         ranks = shape.cluster.gpus // (shape.layout.tp * shape.layout.cp)
         for pp in self._degrees("pp", ranks):
             if ranks % pp or pp > base.graph.layers or self.want.fixed("dp") not in (None, ranks // pp):
                 continue
             data = self._data(shape.data, ranks // pp)
             if data is not None:
-                yield replace(shape, layout=replace(shape.layout, dp=ranks // pp, pp=pp), data=data)
+                yield pp, ranks // pp, data
 
     def waits(self, base: Base, shape: Job) -> float:
         """Of a shape's pipelines the fewest layers that a mean rank waits for before its first, for each micro-batch of the step: a rank
         has one at least before each after it (bounds.py, evenly_bound_s)."""
         key = id(base), shape.layout.tp * shape.layout.cp, shape.layout.cp, shape.data.micro_batch
         if key not in self._waits:
-            pipes = ((one.layout, one.data.grad_accum) for one in self.pipelines(base, shape))
-            self._waits[key] = min([(to.pp - 1) / (2 * accum * to.dp) for to, accum in pipes], default=0.0)
+            pipes = self._pipes(base, shape)
+            self._waits[key] = min([(pp - 1) / (2 * data.grad_accum * dp) for pp, dp, data in pipes], default=0.0)
         return self._waits[key]
 
     def cuts(self, base: Base, pipeline: Job, best: Split) -> list[Job]:

@@ -54,15 +54,17 @@ def _type_of(step: Step, sizes: Mapping[str, int], types: Mapping[str, str], con
 
 def _sizes(block: Block, steps: tuple[Step, ...], context: Context) -> dict[str, int]:
     sizes = {block.input.name: context.buffer(block.input.name, block.input.dims, context.residual).bytes}
-    told = {tensor.name: context.tensor(tensor).bytes for op in block.ops for tensor in op.outputs}
+    told = {tensor.name: tensor for op in block.ops for tensor in op.outputs}
     for step in steps:
         for buffer in step.writes:
             sizes[buffer.name] = buffer.bytes
         for view, of in step.aliases:
             if isinstance(view, Buffer):
                 sizes[view.name] = view.bytes
+            elif view in told:
+                sizes[view] = context.tensor(told[view]).bytes  # q is a view of a part of the fused projection
             else:
-                sizes[view] = told.get(view, sizes.get(of, 0))  # q is a view of a part of the fused projection
+                sizes[view] = sizes.get(of, 0)
     return sizes
 
 
