@@ -41,7 +41,7 @@ def test_what_ranks_share_is_no_more_than_a_strategy_that_fits_takes(name: str, 
         pipe = Pipe(ranks=layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
         plain = replace(job, layout=replace(layout, vpp=1, schedule="1f1b"))
         least = least_of(costs.grid, plain, [plain.engine])
-        assert least.states_bytes <= layout.pp * room, job
+        assert least.kept.states_bytes <= layout.pp * room, job
         found = Balance(costs, strategy.family).seconds(pipe, least, room, 0.0)
         assert found is not None, job
         assert found <= step_time(job, graph).step_s * SLACK, job

@@ -18,6 +18,7 @@ from ullage.planner.cuts import layers_again
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE
 from ullage.planner.stages import flights
+from ullage.planner.states import each_element
 from ullage.planner.strategies import Cut
 from ullage.timing.blocks import block_time
 
@@ -135,8 +136,9 @@ def test_what_is_said_to_fit_only_with_more_recomputed_does(name: str, engine: s
     for one in followed(search, MANY):
         strategy = one.strategy
         job, family = strategy.job, strategy.family
-        cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), family=family)
-        again = layers_again(cut, strategy.stages, [job], flights(job), search._room[id(strategy.base)])
+        each = each_element(job)
+        cut = Cut(base=strategy.base, costs=strategy.costs, job=job, engines=(job,), each=each, family=family)
+        again = layers_again(cut, strategy.stages, each, flights(job), search._room[id(strategy.base)])
         if again is not None:
             assert family.kinds.index(family.at_least(max(again))) <= search._first_that_may_fit(strategy), job
 

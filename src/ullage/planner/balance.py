@@ -19,7 +19,7 @@ from ullage.planner.costs import GridCosts
 from ullage.planner.knapsack import Chosen
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import FULL, NONE, Family
-from ullage.planner.states import BytesPerElement, each_element
+from ullage.planner.states import BytesPerElement, EachElement, each_element
 from ullage.timing.machine import exchange_cost
 from ullage.timing.states import is_sharded, reductions, replica_reductions, resident
 
@@ -40,17 +40,28 @@ class Pipe:
 
 
 @frozen
-class Least:
-    """The least that any engine of a class keeps and sends; seconds are of one micro-batch.
-
-    wire_s: of each kind of block, its parameters and gradients; of a mean layer, of what is before layers, of what is behind.
-    exchanged_s: by replicas, of the rank that sends most. states_bytes: between two steps, of all ranks together.
-    """
+class Kept:
+    """The least that any engine of a class keeps. states_bytes: between two steps, of all ranks together."""
 
     dense: BytesPerElement
     experts: BytesPerElement
     frozen: BytesPerElement
     states_bytes: float
+
+    @property
+    def each(self) -> EachElement:
+        return self.dense, self.experts, self.frozen
+
+
+@frozen
+class Least:
+    """The least that any engine of a class keeps and sends; seconds are of one micro-batch.
+
+    wire_s: of each kind of block, its parameters and gradients; of a mean layer, of what is before layers, of what is behind.
+    exchanged_s: by replicas, of the rank that sends most.
+    """
+
+    kept: Kept
     wire_s: Sequence[float]
     mean_wire_s: float
     first_wire_s: float
@@ -68,24 +79,44 @@ def alike(job: Job) -> tuple[bool, bool]:
     return is_sharded(job), reductions(job) > 1
 
 
-def least_of(grid: GridCosts, job: Job, engines: Sequence[Engine]) -> Least:
+def kept_of(grid: GridCosts, job: Job, engines: Sequence[Engine]) -> Kept:
     """job: a pipeline; engines: of it, alike. How many sequences it has at a time does not matter."""
+    return grid.known(("kept", *_divided(job, engines)), lambda: _kept_of(grid, _with_each(job, engines)))
+
+
+def least_of(grid: GridCosts, job: Job, engines: Sequence[Engine]) -> Least:
+    """Likewise, with what is sent, which takes longer to tell."""
+    return grid.known(
+        ("sent", *_divided(job, engines)),
+        lambda: _least_of(grid, kept_of(grid, job, engines), _with_each(job, engines)),
+    )
+
+
+def _divided(job: Job, engines: Sequence[Engine]) -> tuple[object, ...]:
     layout = job.layout
-    key = layout.dp, layout.pp, job.data.grad_accum > 1, tuple([(one.zero_stage, one.shard_group) for one in engines])
-    return grid.known(key, lambda: _least_of(grid, [replace(job, engine=one) for one in engines]))
+    return layout.dp, layout.pp, job.data.grad_accum > 1, tuple([(one.zero_stage, one.shard_group) for one in engines])
 
 
-def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
-    sharded, reduces_each = alike(jobs[0])
+def _with_each(job: Job, engines: Sequence[Engine]) -> list[Job]:
+    return [replace(job, engine=one) for one in engines]
+
+
+def _kept_of(grid: GridCosts, jobs: Sequence[Job]) -> Kept:
     dense, experts, frozen = (
         BytesPerElement(kept=min(one.kept for one in kind), end=min(one.end for one in kind))
         for kind in zip(*map(each_element, jobs), strict=True)
     )
-    gathered = sharded and not resident(jobs[0])
-    wires = [wire_bound_s(grid, job) for job in jobs] if gathered else [[0.0] * len(grid.kinds)]
     numel = [sum(times * grid.numels[kind][of] for kind, times, _ in grid.runs) for of in (0, 1, 2)]
     if jobs[0].layout.pp == 1:
         numel = [all_of - twice for all_of, twice in zip(numel, grid.tied, strict=True)]
+    states_bytes = numel[0] * dense.kept + numel[1] * experts.kept + numel[2] * frozen.kept
+    return Kept(dense=dense, experts=experts, frozen=frozen, states_bytes=states_bytes)
+
+
+def _least_of(grid: GridCosts, kept: Kept, jobs: Sequence[Job]) -> Least:
+    sharded, reduces_each = alike(jobs[0])
+    gathered = sharded and not resident(jobs[0])
+    wires = [wire_bound_s(grid, job) for job in jobs] if gathered else [[0.0] * len(grid.kinds)]
     exchanged_s = 0.0
     if not sharded and reduces_each:
         exchanged_s = min(_exchanged_s(grid, job) for job in jobs)
@@ -94,10 +125,7 @@ def _least_of(grid: GridCosts, jobs: Sequence[Job]) -> Least:
     for kind, times, role in grid.runs:
         sums[role if role in sums else ""] += times * wire_s[kind]
     return Least(
-        dense=dense,
-        experts=experts,
-        frozen=frozen,
-        states_bytes=numel[0] * dense.kept + numel[1] * experts.kept + numel[2] * frozen.kept,
+        kept=kept,
         wire_s=wire_s,
         mean_wire_s=sums["layer"] / grid.graph.layers,
         first_wire_s=sums["embedding"],
@@ -163,11 +191,11 @@ class Share:
             return self.wire_s
         return self.compute_s - saved_s + again * (self.states + flights * self.kept)
 
-    def under(self, least: Least, wire_s: float) -> None:
+    def under(self, each: Kept, wire_s: float) -> None:
         """With its states, and what is sent of it."""
-        frozen = self.frozen_bytes * least.frozen.kept
-        self.states = self.dense * least.dense.kept + self.experts * least.experts.kept + frozen
-        self.end = self.dense * least.dense.end + self.experts * least.experts.end + frozen
+        frozen = self.frozen_bytes * each.frozen.kept
+        self.states = self.dense * each.dense.kept + self.experts * each.experts.kept + frozen
+        self.end = self.dense * each.dense.end + self.experts * each.experts.end + frozen
         self.wire_s = wire_s
 
 
@@ -258,16 +286,16 @@ class Balance:
 
     def seconds(self, pipe: Pipe, least: Least, room: float, at_least: float) -> float | None:
         """Of all micro-batches, no less than ``at_least``; None: no cut has room. room: bytes."""
-        mean, first, last = self.mean, self.first, self.last
+        mean, first, last, each = self.mean, self.first, self.last, least.kept
         for kind, _, one in self.layers:
-            one.under(least, least.wire_s[kind])
-        mean.under(least, least.mean_wire_s)
-        first.under(least, least.first_wire_s)
-        last.under(least, least.last_wire_s)
+            one.under(each, least.wire_s[kind])
+        mean.under(each, least.mean_wire_s)
+        first.under(each, least.first_wire_s)
+        last.under(each, least.last_wire_s)
         if pipe.ranks == 1:
             dense, _, frozen_bytes = self.costs.grid.tied
-            first.states -= dense * least.dense.kept + frozen_bytes * least.frozen.kept
-            first.end -= dense * least.dense.end + frozen_bytes * least.frozen.end
+            first.states -= dense * each.dense.kept + frozen_bytes * each.frozen.kept
+            first.end -= dense * each.dense.end + frozen_bytes * each.frozen.end
         states = self.count * mean.states + first.states + last.states
         sent = self.costs.sent_bytes if pipe.ranks > 1 else 0
         if states + self.count * mean.smallest - pipe.ranks * sent > pipe.ranks * room:

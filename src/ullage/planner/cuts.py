@@ -21,7 +21,7 @@ from ullage.planner.bounds import (
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import NONE, Family, layer_by_layer
 from ullage.planner.stages import Flights, Stage, flights
-from ullage.planner.states import EachElement, each_element
+from ullage.planner.states import EachElement
 from ullage.planner.strategies import Cut
 
 
@@ -40,7 +40,7 @@ def with_room_s(cut: Cut, stages: tuple[Stage, ...], room: MemoryBound) -> float
         longer = [longer_by(time, seconds) for time, seconds in zip(plain, again_s, strict=True)]
         times = [a if a.both_s > b.both_s else b for a, b in zip(longer, wired, strict=True)]
     else:
-        layers = layers_again(cut, stages, cut.engines, in_flight, room)
+        layers = layers_again(cut, stages, cut.each, in_flight, room)
         if layers is None:
             return None
         times = stage_times(costs, stages, cut.engines, family.at_least(max(layers)))
@@ -55,10 +55,9 @@ def _modules_again_s(
     known: dict[
         object, float
     ] = {}  # all ranks run the same set again: of equal ones the first, which has most in flight, decides
-    each = [each_element(one) for one in cut.engines]
     for stage in stages:
         if stage.first_of_kind:
-            kept = _kept_bytes(cut, stage, each, room)
+            kept = _kept_bytes(cut, stage, cut.each, room)
             least = None
             if kept is not None:
                 least = room.modules_again_s(cut.costs, stage, in_flight[stage.index], kept)
@@ -69,11 +68,10 @@ def _modules_again_s(
 
 
 def layers_again(
-    cut: Cut, stages: tuple[Stage, ...], engines: Sequence[Job], in_flight: Sequence[Flights], room: MemoryBound
+    cut: Cut, stages: tuple[Stage, ...], each: EachElement, in_flight: Sequence[Flights], room: MemoryBound
 ) -> list[int] | None:
-    """Of each rank the fewest layers of a chunk that it recomputes, whatever the engine; None where nothing makes it fit."""
+    """Of each rank the fewest layers of a chunk that it recomputes; None where nothing makes it fit. each: what it keeps at the least."""
     found = []
-    each = [each_element(one) for one in engines]
     for stage in stages:
         layers: int | None = 0  # of equal ranks the later ones have less in flight
         if stage.first_of_kind:
@@ -87,10 +85,9 @@ def layers_again(
     return found
 
 
-def _kept_bytes(cut: Cut, stage: Stage, engines: Sequence[EachElement], room: MemoryBound) -> float | None:
+def _kept_bytes(cut: Cut, stage: Stage, each: EachElement, room: MemoryBound) -> float | None:
     """States between two steps, at the least; None where they have no room at a step's end."""
-    held = Held(cut.costs, stage)
-    kept, end = (min(each) for each in zip(*[room.states_bytes(held, one) for one in engines], strict=True))
+    kept, end = room.states_bytes(Held(cut.costs, stage), each)
     return kept if end <= room.room_bytes else None
 
 

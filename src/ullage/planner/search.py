@@ -19,7 +19,7 @@ from ullage.engines.estimate import estimate
 from ullage.errors import Infeasible, UllageError, Unsupported
 from ullage.frozen import replace
 from ullage.job.job import Engine, Job, Recompute
-from ullage.planner.balance import Least, Pipe, least_of
+from ullage.planner.balance import Least, Pipe, kept_of, least_of
 from ullage.planner.bounds import (
     Held,
     MemoryBound,
@@ -38,6 +38,7 @@ from ullage.planner.known import ExactRoom, Known
 from ullage.planner.shapes import LeastCosts, ShapeCosts
 from ullage.planner.space import FULL, Family, Space
 from ullage.planner.stages import Stage, flights, stages_of
+from ullage.planner.states import each_element
 from ullage.planner.strategies import Counts, Cut, Found, Goal, Missed, Pipeline, Strategy, Timed, Value, same
 from ullage.planner.wanted import Base, Wanted
 from ullage.timing.states import is_sharded
@@ -215,11 +216,11 @@ class Search:
             return
         pipe = Pipe(ranks=job.layout.pp, micro_batches=job.data.grad_accum, send_s=costs.send_s(job))
         for alikes in self._known.engines(base, job):
-            least = least_of(costs.grid, job, alikes)
-            if least.states_bytes > pipe.ranks * self._room[id(base)].room_bytes:
+            if kept_of(costs.grid, job, alikes).states_bytes > pipe.ranks * self._room[id(base)].room_bytes:
                 families = sum(self.space.count_families(base, job))
                 self.counts.infeasible += len(costs.under) * len(alikes) * families
                 continue
+            least = least_of(costs.grid, job, alikes)
             seconds = max(pipeline.even_s, least.sent_s(costs.grid, pipe))
             look = partial(self._balanced, pipeline, alikes, pipe, least, seconds)
             self._push(max(value, self._value(job, seconds)), look)
@@ -245,12 +246,13 @@ class Search:
         cuts = self._known.cuts(pipeline)
         counted = self.space.count_cuts(base, job, cuts)[at] - self.space.count_families(base, job)[at]
         self.counts.space += len(costs.under) * len(engines) * counted
+        each = kept_of(costs.grid, job, engines).each
         for one in cuts:
             stages = stages_of(base.job, base.graph, one.layout.pp, 1, one.layout.pp_split)
             family = self.space.families(base, one)[at]
             times = computing_s(costs, stages, family.fastest)
             under = tuple([replace(one, engine=each) for each in engines])
-            cut = Cut(base=base, costs=costs, job=one, engines=under, family=family)
+            cut = Cut(base=base, costs=costs, job=one, engines=under, each=each, family=family)
             seconds = any_chunks_s(costs, one, times, self.space.most_chunks(base, one))
             self._push(max(value, self._value(one, seconds)), partial(self._chunked, cut))
 
@@ -292,7 +294,7 @@ class Search:
                 for at in range(len(family.kinds)):
                     self._push(self._bound(strategy, at), partial(self._timed, strategy, at))
                 continue
-            again = layers_again(cut, stages, [job], in_flight, self._room[id(cut.base)])
+            again = layers_again(cut, stages, each_element(job), in_flight, self._room[id(cut.base)])
             if again is None:
                 self.counts.infeasible += len(family.kinds)
                 continue

@@ -11,6 +11,7 @@ from ullage.job.job import Job
 from ullage.planner.shapes import ShapeCosts
 from ullage.planner.space import Family
 from ullage.planner.stages import Stage
+from ullage.planner.states import EachElement
 from ullage.planner.wanted import Base
 from ullage.timing.step import StepTime
 
@@ -70,12 +71,13 @@ class Pipeline:
 
 @frozen
 class Cut:
-    """A pipeline, cut by rank; vpp yet open. engines: it under some stages."""
+    """A pipeline, cut by rank; vpp yet open. engines: it under some stages; each: what any of them keeps at the least."""
 
     base: Base
     costs: ShapeCosts
     job: Job
     engines: tuple[Job, ...]
+    each: EachElement
     family: Family
 
 
