@@ -60,6 +60,7 @@ PARTLY_TRAINED = {
     "tied": {**SMALL, "lora": {"rank": 16, "dtype": "bf16"}},
     "packed": {**SMALL, "lora": {"rank": 16, "base": "nf4-double"}},
     "frozen front": {**SMALL, "freeze": ["model.layers.0.*", "*embed_tokens*"]},
+    "dora": {**SMALL, "lora": {"rank": 16, "dropout": 0.1, "dora": True}},
     "head in full": {**SMALL, "lora": {"rank": 16, "modules_to_save": ["lm_head"]}},
     "in full": {
         **SMALL,
@@ -84,6 +85,7 @@ CASES = [
     *(("packed", engine) for engine in ("ddp", "fsdp2")),
     *(("frozen front", engine) for engine in ("ddp", "fsdp2", "deepspeed")),
     ("in full", "single"),
+    *(("dora", engine) for engine in ("ddp", "fsdp2")),
     *(("head in full", engine) for engine in ("ddp", "fsdp2", "deepspeed")),
 ]
 MANY = 8

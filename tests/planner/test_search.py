@@ -144,7 +144,7 @@ def test_a_plan_beside_adapters_is_what_its_job_takes_by_itself() -> None:
 @pytest.mark.parametrize(
     ("lora", "engine", "said"),
     [
-        ({"dora": True}, "ddp", "lora.dora"),
+        ({"dora": True}, "fsdp1", "lora.dora"),
         ({}, "zero1", "lora = set"),
         ({"base": "nf4"}, "deepspeed", "lora.base"),
     ],

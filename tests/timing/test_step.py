@@ -114,7 +114,7 @@ def test_a_long_schedule_repeats_itself(layout: dict, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lora": {"rank": 8, "targets": "all-linear", "dora": True}}, {"offload": {"optimizer": "cpu"}}],
+    [{"lora": {"rank": 8, "targets": "all-linear", "base": "int8"}}, {"offload": {"optimizer": "cpu"}}],
     ids=str,
 )  # fmt: skip
 def test_what_is_not_timed_is_refused(changes: dict) -> None:

@@ -63,6 +63,22 @@ def adapters(op: Op, work: OpWork, context: Context) -> Iterator[OpWork]:
         forward = replace(base, n=n, k=k, dtype=dtype)
         backward = Pass(matmuls=forward.transposes(accumulate=False))
         yield OpWork(name=param.name, module=op.module, forward=Pass(matmuls=(forward,)), backward=backward)
+    if found.get("dora"):
+        yield from _dora(op, replace(base, dtype=dtype), rank, again=bool(found["dropout"]))
+
+
+def _dora(op: Op, base: Matmul, rank: int, *, again: bool) -> Iterator[OpWork]:
+    """An identity matrix through A and B, which has no gradient, and the dropped input through the base (kernels/transformers_dora.py,
+    whose steps say what memory bounds of it). base: the linear's matmul in the adapters' type."""
+    name = op.params[-3].name
+    through = (replace(base, m=base.k, n=rank), replace(base, m=base.k, k=rank))
+    for part, forward in zip((f"{name}.A", f"{name}.BA"), through, strict=True):
+        yield OpWork(name=part, module=op.module, forward=Pass(matmuls=(forward,)), backward=Pass())
+    if again:
+        dgrad, _ = base.transposes(accumulate=False)
+        yield OpWork(
+            name=f"{name}.base", module=op.module, forward=Pass(matmuls=(base,)), backward=Pass(matmuls=(dgrad,))
+        )
 
 
 def asked_for(found: tuple[OpWork, ...], block: Block, steps: tuple[Step, ...], context: Context) -> Iterator[OpWork]:

@@ -75,8 +75,6 @@ def refuse_untimed(job: Job) -> None:
     if (job.lora or job.freeze) and job.engine.name not in PARTLY_TRAINED:
         what = f"is not timed under engine {job.engine.name} yet"
         raise Unsupported(what, key="a model of which only a part is trained")
-    if job.lora is not None and job.lora.dora:
-        raise Unsupported("is not timed", key="lora.dora", value="true")
     if job.lora is not None and job.engine.options.get(adapted_experts.TARGETS):
         raise Unsupported("is not timed", key=f"engine.options.{adapted_experts.TARGETS}", value="set")
     if job.lora is not None and job.lora.base == "int8":
@@ -112,7 +110,7 @@ def order(job: Job, found: tuple[Stage, ...]) -> Order:
 
 @lru_cache(maxsize=4096)
 def step_time(job: Job, graph: Graph | None = None) -> StepTime:
-    """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for DoRA, int8
+    """Raises Unsupported where the device's peaks are not known, for a traced module, whose ops have no named matrices, for int8
     bases and adapters of experts, and for states on the host of an engine that is not known to step them there."""
     refuse_untimed(job)
     graph = graph or graph_of(job)
