@@ -391,6 +391,12 @@ def test_packed_weights_are_not_sharded_elsewhere(engine: dict[str, object], key
     assert raised.value.key == key
 
 
+def test_eight_bits_are_not_sharded() -> None:
+    """FSDP2 casts what it gathers (_fsdp_param.py, all_gather_inputs), and so would make numbers of the bytes."""
+    with pytest.raises(Unsupported, match="use engine ddp, or four bits"):
+        _estimate(model=LLAMA, engine={"name": "fsdp2"}, cluster="2xA100-SXM-80GB", lora={"base": "int8"})
+
+
 def test_norms_in_fp32_do_not_go_into_a_flat_parameter_of_packed_weights() -> None:
     with pytest.raises(Unsupported, match=r"precision\.params = fp32: .*; use precision bf16, .* or engine fsdp2"):
         _estimate(

@@ -86,7 +86,7 @@ def refuse_what_is_not_read(job: Job) -> None:
         value = is_set(job)
         if value is not None:
             allowed = ", ".join(("bf16", *_packed(job))) if key == "lora.base" else None
-            remedy = "use engine fsdp2, which shards four bits" if _shards_packed(job, key) else None
+            remedy = _other_base(job) if key == "lora.base" else None
             if key == "offload.optimizer" and job.engine.name in ("fsdp1", "fsdp2"):
                 remedy = "set offload.params: cpu too, for FSDP moves shards with their states"
             if key == "precision.params":
@@ -274,12 +274,21 @@ def _original(job: Job) -> object:
     return True if wraps_adapters(job) and job.engine.options.get("use_orig_params") and not known else None
 
 
-def _shards_packed(job: Job, key: str) -> bool:
-    """Whether FSDP2 would take the base that the job's engine does not."""
+def _other_base(job: Job) -> str | None:
+    """What to do about a base that is not known.
+
+    transformers loads a quantised model whole on every rank, without ZeRO's Init (modeling_utils.py, _is_quantized), and stage 3 divides
+    its bytes afterwards. FSDP2 casts what it gathers, bytes too (_fsdp_param.py, all_gather_inputs): axolotl changes torch so that eight
+    bits stay what they are (monkeypatch/fsdp2_qlora.py). Of neither is a run known that an account could be held against."""
     others = ("fsdp1", "deepspeed", "zero1")
     lora = job.lora
-    packs = lora is not None and lora.base in PACKED and not packs_experts(job)
-    return key == "lora.base" and packs and job.engine.name in others and job.stack in _SHARDS_PACKED
+    if lora is None or packs_experts(job):
+        return None
+    if lora.base in PACKED and job.engine.name in others and job.stack in _SHARDS_PACKED:
+        return "use engine fsdp2, which shards four bits"
+    if lora.base == "int8" and job.engine.name in ("fsdp1", "fsdp2"):
+        return "use engine ddp, or four bits: FSDP itself casts the bytes that it gathers"
+    return None
 
 
 def _storage(job: Job) -> object:
