@@ -155,7 +155,7 @@ def buffers(context: Context) -> tuple[Buffer, ...]:
     if "patches" in context.sizes:
         return ()
     if "token_types" in context.sizes:
-        names = ("position_ids", "token_type_ids")
+        names = ("position_ids", "token_type_ids") if context.sizes["token_types"] else ("position_ids",)
         return tuple(context.buffer(name, (1, "positions"), "int64", name) for name in names)
     size = context.sizes.get("rope_dim", context.sizes.get("head_dim"))
     if not isinstance(size, int) or TARGET in context.sizes:  # T5 turns nothing

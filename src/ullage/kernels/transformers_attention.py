@@ -196,9 +196,9 @@ def _masked(tape: Tape, op: Op, weights: Value) -> Value:
     return tape.emit(masked.name, (weights, mask), masked, passes=passes, no_grad=(mask,), borrows=borrows)
 
 
-_OWN_SOFTMAX = frozenset({"bert", "gpt2", "roberta", "xlm-roberta"})
+_OWN_SOFTMAX = frozenset({"bert", "distilbert", "gpt2", "roberta", "xlm-roberta"})
 """Models whose softmax runs in the scores' own type."""
-_KEEPS_PROBABILITIES = frozenset({"bert", "roberta", "xlm-roberta"})
+_KEEPS_PROBABILITIES = frozenset({"bert", "distilbert", "roberta", "xlm-roberta"})
 """Of those, models that leave the probabilities in it, until the product casts them under autocast."""
 
 

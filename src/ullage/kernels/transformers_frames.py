@@ -70,6 +70,7 @@ _LOCALS: Mapping[str, _Names] = {
     "glm4_moe_lite": {"o_proj": _LATENT},
     "kimi_k2": {"o_proj": _LATENT},
     "qwen3_next": {"o_proj": (*_ATTENTION, "output_gate")},
+    "distilbert": {"down_proj": (), "end": ("middle",)},
     "gpt2": {
         "o_proj": (),
         "attention_add": ("attention_in",),

@@ -160,7 +160,7 @@ def embedding(tape: Tape, op: Op) -> Value:
     return made
 
 
-_REGISTERED_POSITIONS = frozenset({"bert"})
+_REGISTERED_POSITIONS = frozenset({"bert", "distilbert"})
 """Models whose positions are a view of a buffer, and whose token types are gathered from another by them, once for all sequences
 (models/bert/modeling_bert.py, BertEmbeddings)."""
 

@@ -65,7 +65,7 @@ def sizes_of(spec: DecoderSpec) -> FrozenMap:
         height, width = spec.patches.image
         sizes["patches"] = spec.patches.count
         sizes |= {"channels": spec.patches.channels, "image_height": height, "image_width": width}
-    if spec.types_first:
+    elif spec.task is not None:
         sizes["token_types"] = spec.token_types
     if spec.mtp_layers:
         sizes["mtp_out"] = spec.hidden

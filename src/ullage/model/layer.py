@@ -93,7 +93,7 @@ def _after_branch(spec: DecoderSpec, ops: list[Op], name: str, which: str) -> st
     if spec.post_norms:
         ops.append(norm(spec, f"{which}_post_norm", name, f"{name}_normed"))
         name = f"{name}_normed"
-    if spec.hidden_dropout:
+    if spec.hidden_dropout and (spec.attention_out_dropout or which != "attention"):
         ops.append(dropout(f"{which}_dropout", name, f"{name}_dropped", spec.hidden_dropout))
         name = f"{name}_dropped"
     return name

@@ -64,7 +64,7 @@ class Task:
 
     kind: "masked" (hidden tokens) | "pretraining" (hidden tokens, and whether one sentence follows the other) | "sequence" (a class of
     each sequence) | "tokens" (a class of each token). labels: of a classifier, before which elements drop at the rate ``dropout``.
-    pooled: it reads the first token through a dense layer and tanh; drops_first: behind another dropout (RoBERTa).
+    pooled: it reads the first token through a dense layer and ``pooler_act``; drops_first: behind another dropout (RoBERTa).
     problem: "classes" | "numbers" | "several-classes" (any of them may hold).
     """
 
@@ -72,6 +72,7 @@ class Task:
     labels: int = 0
     dropout: float = 0.0
     pooled: bool = True
+    pooler_act: str = "tanh"
     drops_first: bool = False
     problem: str = "classes"
 
@@ -171,6 +172,7 @@ class DecoderSpec:
     position_offset: int = 0
     tied: bool = False
     hidden_dropout: float = 0.0
+    attention_out_dropout: bool = True  # of hidden_dropout, behind the attention too
     embedding_dropout: float | None = None  # None: hidden_dropout
     attention_dropout: float = 0.0
     causal: bool = True

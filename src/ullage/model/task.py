@@ -87,7 +87,7 @@ def task_ops(spec: DecoderSpec, task: Task, source: str) -> list[Op]:
     ops: list[Op] = []
     if task.kind == "sequence":
         ops += (
-            pooler(source, drops=task.dropout if task.drops_first else 0.0)
+            pooler(source, task.pooler_act, task.dropout if task.drops_first else 0.0)
             if task.pooled
             else [_first_token(source, "pooled")]
         )
@@ -99,15 +99,15 @@ def task_ops(spec: DecoderSpec, task: Task, source: str) -> list[Op]:
     return [*ops, dense("classifier", source, logits, task.labels), _loss("loss", "logits", "loss", task.problem)]
 
 
-def pooler(source: str, drops: float = 0.0) -> list[Op]:
-    """The first token through a dense layer and tanh."""
+def pooler(source: str, act: str = "tanh", drops: float = 0.0) -> list[Op]:
+    """The first token through a dense layer and an activation."""
     first = Tensor(name="pooled", dims=(BATCH, "hidden"))
     read = "first_dropped" if drops else "first_token"
     return [
         _first_token(source, "first_token"),
         *([dropout("pooler_dropout", "first_token", read, drops, dims=first.dims)] if drops else []),
         dense("pooler", read, Tensor(name="pooler_up", dims=first.dims), "hidden"),
-        activation("pooler_act", "tanh", "pooler_up", first),
+        activation("pooler_act", act, "pooler_up", first),
     ]
 
 

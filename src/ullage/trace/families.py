@@ -131,6 +131,16 @@ TEXT_PARTS: Mapping[str, TextPart] = {
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DROPOUT = {"hidden_dropout_prob": 0.1}
 _BERT = {**_NO_KV, **_NO_DROPOUT, "model_type": "bert"}
+_DISTILBERT = {
+    "model_type": "distilbert",
+    "dim": 64,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 176,
+    "vocab_size": 520,
+    "max_position_embeddings": 128,
+    "attention_dropout": 0.0,
+}
 
 ENCODERS: Mapping[str, Mapping[str, object]] = {
     "bert": _BERT,
@@ -151,6 +161,12 @@ ENCODERS: Mapping[str, Mapping[str, object]] = {
         "model_type": "xlm-roberta",
         "architectures": ["XLMRobertaForTokenClassification"],
         "num_labels": 9,
+    },
+    "distilbert": {**_DISTILBERT, "dropout": 0.0},
+    "distilbert, sequences": {
+        **_DISTILBERT,
+        "architectures": ["DistilBertForSequenceClassification"],
+        "num_labels": 3,
     },
     "vit": {
         **_NO_KV,
