@@ -98,7 +98,8 @@ class Step:
     sends: gradients that the backward makes for a block before. receives: gradients made by a later block, gone with this backward.
     sums: of what it borrows or lends, tensors for which all blocks that read them make gradients: the last of those makes one tensor of
     it, the others add to that, and the maker of the tensor uses it up.
-    leaf: whether it makes a tensor that asks for a gradient and follows from nothing: autograd's accumulator keeps it, recomputed or not.
+    leaf: whether it makes a tensor that asks for a gradient and follows from nothing: autograd's accumulator keeps it and its gradient to
+    the end of the backward, recomputed or not.
     serves: of what the backward needs (saved names, backward_scratch), for whose gradient alone: reads and weights. Where none of those
     asks for one, it is not there.
     moves: bytes through memory, forward and backward, of a step of several kernels that work in place, which its reads and writes do

@@ -22,6 +22,8 @@ def hold(tape: Tape, block: Block, op: Op) -> None:
     if op.name in _NORMS_OF_SUMS:
         branch = _NORMS_OF_SUMS[op.name]
         _hold(tape, (f"{branch}_dropped" if f"{branch}_dropped" in tape.values else branch,))
+    if "gate" in tape.values:
+        _hold(tape, _GATED.get(tape.family, {}).get(op.name, ()))
 
 
 def _hold(tape: Tape, names: tuple[str, ...]) -> None:
@@ -61,6 +63,9 @@ _NORMS_OF_SUMS = {"attention_norm": "attention_out", "mlp_norm": "mlp_out"}
 """Norm of a branch added to the stream -> the branch, as its dropout has left it (models/bert/modeling_bert.py, BertOutput)."""
 _STACK = ("positions", "target_positions", "cross_positions", "causal_mask")
 
+_GATED: Mapping[str, _Names] = {"t5": {"down_proj": ("act.gelu_new", "up")}}
+"""Models that give both factors of a gated MLP a name, which ungated ones have not."""
+
 _LOCALS: Mapping[str, _Names] = {
     "bert": _BERT,
     "cohere": _PARALLEL,
@@ -89,7 +94,7 @@ _LOCALS: Mapping[str, _Names] = {
         "end": _STACK[:3],
         "cross_o_proj": ("cross_q_final", "cross_k_final", "cross_v"),
         "cross_add": ("cross_in", "cross_attention_out", "self_attention.weights"),
-        "down_proj": ("mlp_in", "act.gelu_new", "up", "down_proj.as_weight"),
+        "down_proj": ("mlp_in", "down_proj.as_weight"),
         "mlp_add": ("mlp_out",),
         "norm": _STACK,
         "norm_dropout": _STACK,

@@ -177,16 +177,16 @@ def _bias(tape: Tape, op: Op) -> Value:
         order = context.buffer(f"{name}.order", _pairs(op), "bool", "causal order")
         ordered = Value(f"{name}.ordered", terms.dims, terms.dtype)
         terms = tape.emit(ordered.name, (terms,), ordered, beside=(order,), saves=(order.name,))
-    if not silent:  # laid out heads last, which zeros are not
+    queries, keys = _pairs(op)
+    if queries == keys:  # looked up heads last; zeros are as the kernel has them
         laid = Value(name, terms.dims, terms.dtype)
         terms = tape.emit(name, (terms,), laid, what="terms of the positions, heads first", passes=(terms,))
         tape.hold(terms)
     terms = tape.cast(terms, context.compute, f"{name}.{context.compute}")
-    keys = _pairs(op)[1]
     rounded = _rounded(context, keys, MASK_ALIGNMENT)
     if rounded == context.size(keys) or not on_cuda(context, "attention mask"):
         return terms
-    padded = Value(f"{name}.padded", (1, _pairs(op)[0], rounded, "heads"), terms.dtype)
+    padded = Value(f"{name}.padded", (1, queries, rounded, "heads"), terms.dtype)
     return tape.emit(padded.name, (terms,), padded, what="padded terms of the positions", no_grad=silent and (terms,))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ullage.kernels.step import Buffer, Crossing, Step, WeightGrad, gradient_of
-from ullage.memory.block import BlockSteps, boundary_grad, carried, carried_grad
+from ullage.memory.block import BlockSteps, boundary_grad, carried_grad
 from ullage.memory.forward import Forward
 from ullage.memory.program import Item
 from ullage.memory.segments import Segments
@@ -184,10 +184,10 @@ class Backward:
         if not recomputed:
             self._let_go_of_saved(index)
         self._live.free(*self._crossing(step.receives))
-        if step.leaf:
-            self._live.free(*(carried(one.bytes, one.slot, one.what) for one in step.lends))
         for name in arriving:
             self._live.release(self._grads.pop(name), ("grad", name))
+        if step.leaf:  # it goes with the graph that names it (memory/chunk.py)
+            self._live.alloc(*(carried_grad(one.bytes, one.slot) for one in step.lends))
         for name, storage in new:
             self._accumulate(name, storage)
             self._live.release(storage, ("new", name))

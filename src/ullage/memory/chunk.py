@@ -18,7 +18,7 @@ from ullage.frozen import frozen
 from ullage.job.job import Recompute
 from ullage.kernels import stacks
 from ullage.kernels.step import Context, Segment, Slot
-from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary
+from ullage.memory.block import BlockProgram, BlockSteps, GradRule, boundary, carried, carried_grad
 from ullage.memory.block_replay import BlockReplay
 from ullage.memory.handing import Crossings, crossings, handed
 from ullage.memory.program import Item, Node, Repeat, Sequence, alloc, free, round_up
@@ -340,7 +340,23 @@ def backward(elements: ListLike[Element], replayer: Replayer, wrap: Wrap, rule: 
             built[key] = Sequence([inner], f"backward of {element.block.name}")
         return built[key]
 
-    return Sequence(_compressed(list(reversed(elements)), node))
+    return Sequence([*_compressed(list(reversed(elements)), node), *_leaves(elements, replayer)])
+
+
+def _leaves(elements: ListLike[Element], replayer: Replayer) -> list[Node]:
+    """What autograd's own accumulators keep, and its gradients: with the loss, which names their graph."""
+    kinds = {id(one.block): one.block for one in elements}
+    found = [
+        (one, known)
+        for known in (crossings(block, replayer.context) for block in kinds.values())
+        for one in known.lends
+    ]
+    kept = [one for one, known in found if one.name in known.leaves]
+    return [
+        free(item)
+        for one in kept
+        for item in (carried(one.bytes, one.slot, one.what), carried_grad(one.bytes, one.slot))
+    ]
 
 
 def weights(elements: ListLike[Element], replayer: Replayer, rule: GradRule) -> Node:
