@@ -6,7 +6,7 @@ import pytest
 
 from ullage.engines.estimate import estimate
 from ullage.engines.registry import account, ranks_of
-from ullage.errors import Contradiction, InvalidInput, Unsupported
+from ullage.errors import Contradiction, Infeasible, InvalidInput, Unsupported
 from ullage.job.adapted import graph_of
 from ullage.job.job import Job
 from ullage.job.read import read_job
@@ -102,6 +102,11 @@ def test_what_is_not_modelled_is_refused(keys: dict[str, object], named: str) ->
     with pytest.raises(Unsupported, match="not modelled of t5, a decoder behind an encoder") as caught:
         estimate(job(**keys))  # type: ignore[arg-type]
     assert named in str(caught.value)
+
+
+def test_only_data_is_parallel() -> None:
+    with pytest.raises(Infeasible, match="data parallelism alone"):
+        job(engine="fsdp2", layout={"tp": 2})
 
 
 def test_a_target_length_needs_an_encoder() -> None:

@@ -101,13 +101,11 @@ _RUN_AGAIN_BESIDE_AN_ENCODER = ("none", "full", "selective")
 
 def _refuse_beside_an_encoder(job: Job) -> None:
     """What no account knows of a model whose decoder reads an encoder's output, which blocks hand on beside their stream."""
-    layout, degrees = job.layout, ("tp", "pp", "cp", "ep")
     kept_wide = job.precision.params == "fp16"  # transformers keeps a part in fp32, and clamps the stream
     refused: dict[str, object] = {
         "stack": job.stack if job.stack != "transformers" else None,
         "engine.name": job.engine.name if job.engine.name in ("deepspeed", "megatron") else None,
         "data.padding_mask": "true" if job.data.padding_mask else None,
-        **{f"layout.{one}": getattr(layout, one) if getattr(layout, one) > 1 else None for one in degrees},
         "attention": job.attention if job.attention == "math" else None,
         "loss": job.loss.kind if job.loss.kind != "full" else None,
         "recompute": job.recompute.kind if job.recompute.kind not in _RUN_AGAIN_BESIDE_AN_ENCODER else None,

@@ -202,6 +202,22 @@ def _target(job: Job, arch: Architecture) -> Iterator[Violation]:
         yield contradiction(key, job.engine.options[TARGET_LENGTH], what, "set data.seq_len alone")
 
 
+def _encoder(job: Job, arch: Architecture) -> Iterator[Violation]:
+    """transformers has no plan that cuts a T5, and its blocks hand on more than a stream."""
+    if not has_encoder(job.model):
+        return
+    for name in ("tp", "pp", "cp", "ep"):
+        degree = getattr(job.layout, name)
+        if degree > 1:
+            what = f"{job.model.model_type}, a decoder behind an encoder, is modelled with data parallelism alone"
+            yield infeasible(f"layout.{name}", degree, what, "use 1, and fsdp1, fsdp2, ddp or zero1 over more GPUs")
+    if not job.data.padding_mask:  # which is refused: engines/reach.py
+        what = "batches without padding are counted; of padded ones each layer keeps the terms of positions for every sequence"
+        yield warning(
+            "data.padding_mask", False, what, "pack or bucket sequences, or leave room for batch times these terms"
+        )
+
+
 def _layers_again(job: Job, arch: Architecture) -> Iterator[Violation]:
     count = job.recompute.layers
     if arch.layers is not None and count > arch.layers:
@@ -213,6 +229,7 @@ CHECKS = (
     _stack,
     _length,
     _target,
+    _encoder,
     _tokens,
     _layers_again,
     _offload,
