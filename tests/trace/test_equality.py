@@ -17,6 +17,7 @@ from tests.trace import factories
 from tests.trace.helpers import language_model, lives
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ullage.job.recurrent import FAMILIES as RECURRENT
 from ullage.memory.program import round_up
 from ullage.trace.events import Trace
 from ullage.trace.families import EAGER_ONLY, FAMILIES
@@ -40,8 +41,8 @@ MODES = {
 
 
 STRIDES = """torch's fake softplus_backward is contiguous, where the real one has the strides of its gradient (torch/_refs): in a run the
-gradients of both rates, joined, are copied before their projection reads them as a matrix"""
-APART = {"qwen3_next": STRIDES}
+gradients of the rates are copied before their projection reads them as a matrix"""
+APART = dict.fromkeys(RECURRENT, STRIDES)
 """Families of which a run allocates what a trace does not."""
 
 

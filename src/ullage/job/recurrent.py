@@ -8,7 +8,7 @@ from ullage.job.engine import OF_TRANSFORMERS
 from ullage.job.fields import show
 from ullage.job.job import Job
 
-FAMILIES = ("qwen3_next",)
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Models with layers of gated DeltaNet."""
 RULE = "fla"
 """flash-linear-attention, for the gated delta rule."""

@@ -1,7 +1,9 @@
 """The gated delta rule in transformers' own code (models/qwen3_next/modeling_qwen3_next.py, torch_chunk_gated_delta_rule): fp32, chunk
 by chunk, where flash-linear-attention is not installed.
 
-Held against a trace on the CPU. On CUDA torch.linalg.solve_triangular may copy what cuBLAS wants in another order, which is left out.
+Held against a trace on the CPU. On CUDA torch.linalg.solve_triangular may copy what cuBLAS wants in another order, which is left out. So is
+what the nodes of the last state keep, which nobody asks for, until the call returns: without recomputation some forwards of one chunk rise
+higher by that, a few rows of a head.
 """
 
 from __future__ import annotations

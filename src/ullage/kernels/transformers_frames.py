@@ -23,7 +23,7 @@ def hold(tape: Tape, block: Block, op: Op) -> None:
         branch = _NORMS_OF_SUMS[op.name]
         _hold(tape, (f"{branch}_dropped" if f"{branch}_dropped" in tape.values else branch,))
     if "gate" in tape.values:
-        _hold(tape, _GATED.get(tape.family, {}).get(op.name, ()))
+        _hold(tape, _FACTORS.get(tape.family, {}).get(op.name, ()))
 
 
 def _hold(tape: Tape, names: tuple[str, ...]) -> None:
@@ -38,6 +38,7 @@ _PARTS = (*_ATTENTION, "q_final.pass", "k_final.pass", "q_final.turned", "k_fina
 """The turned and the unturned part of each head, where the attention's own frame cuts and joins them."""
 
 _PARALLEL = {"end": ("attention_in", "attention_out", "mlp_out")}
+_GATED = {"o_proj": (*_ATTENTION, "output_gate")}
 _SCALED = {"attention_add": ("attention_out",), "end": ("mlp_out",)}
 
 _BERT = {
@@ -63,7 +64,7 @@ _NORMS_OF_SUMS = {"attention_norm": "attention_out", "mlp_norm": "mlp_out"}
 """Norm of a branch added to the stream -> the branch, as its dropout has left it (models/bert/modeling_bert.py, BertOutput)."""
 _STACK = ("positions", "target_positions", "cross_positions", "causal_mask")
 
-_GATED: Mapping[str, _Names] = {"t5": {"down_proj": ("act.gelu_new", "up")}}
+_FACTORS: Mapping[str, _Names] = {"t5": {"down_proj": ("act.gelu_new", "up")}}
 """Models that give both factors of a gated MLP a name, which ungated ones have not."""
 
 _LOCALS: Mapping[str, _Names] = {
@@ -74,8 +75,10 @@ _LOCALS: Mapping[str, _Names] = {
     "deepseek_v3": {"o_proj": _LATENT},
     "glm4_moe_lite": {"o_proj": _LATENT},
     "kimi_k2": {"o_proj": _LATENT},
-    "qwen3_next": {"o_proj": (*_ATTENTION, "output_gate")},
     "distilbert": {"down_proj": (), "end": ("middle",)},
+    "qwen3_5_moe_text": _GATED,
+    "qwen3_5_text": _GATED,
+    "qwen3_next": _GATED,
     "gpt2": {
         "o_proj": (),
         "attention_add": ("attention_in",),

@@ -68,7 +68,7 @@ def projected(
 
 
 SHARED = "shared_experts"
-SHARED_ON_ROWS = frozenset({"qwen2_moe", "qwen3_next"})
+SHARED_ON_ROWS = frozenset({"qwen2_moe", "qwen3_5_moe_text", "qwen3_next"})
 """Models whose shared expert takes tokens as rows, without a dimension of sequences (models/qwen2_moe/modeling_qwen2_moe.py)."""
 
 
@@ -177,7 +177,9 @@ def _indices(tape: Tape, name: str, of_types: bool) -> tuple[Buffer, ...]:
 _TABLES_BY_KIND = frozenset({"gemma3_text", "olmo3"})
 """Models that turn by other frequencies in layers with a window (models/gemma3/modeling_gemma3.py, Gemma3RotaryEmbedding)."""
 
-_TABLES_BY_SEQUENCE = frozenset({"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
+_TABLES_BY_SEQUENCE = frozenset(
+    {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"}
+)
 """Models whose positions are those of each sequence's images (models/qwen3_vl/modeling_qwen3_vl.py, Qwen3VLTextRotaryEmbedding)."""
 
 _COMPLEX_TABLES = frozenset({"deepseek_v2"})

@@ -245,6 +245,8 @@ _OWN: Mapping[str, Callable[[Tape, Op, Value], Value]] = {
     "olmo": _fp32_layer_norm,
     "olmo2": wide_rms,
     "olmo3": wide_rms,
+    "qwen3_5_moe_text": _gemma,
+    "qwen3_5_text": _gemma,
     "qwen3_next": _gemma,
     "t5": _stream_rms,
 }

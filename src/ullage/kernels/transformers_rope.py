@@ -8,7 +8,20 @@ from ullage.kernels.eager import Tape, Value, promote
 from ullage.model.graph import SEQ, Dim, Op, Tensor
 
 JOINS = frozenset(
-    {"phi3", "phi", "gpt_neox", "stablelm", "persimmon", "glm", "glm4", "glm4_moe", "nemotron", "qwen3_next"}
+    {
+        "phi3",
+        "phi",
+        "gpt_neox",
+        "stablelm",
+        "persimmon",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "nemotron",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+    }
 )
 """Models that cut heads into a turned and an unturned part and join them again, even where nothing is unturned."""
 INTERLEAVES = frozenset({"ernie4_5", "glm", "glm4", "helium"})

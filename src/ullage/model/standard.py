@@ -18,6 +18,7 @@ def standard(
     kv_heads: int | None = None,
     head_dim: int | None = None,
     vocab: int | Required = REQUIRED,
+    ffn: int | Required = REQUIRED,
     tied: bool = False,
     rope_fraction: float = 1.0,
 ) -> DecoderSpec:
@@ -32,7 +33,7 @@ def standard(
         heads=n_heads,
         kv_heads=keys.size("num_key_value_heads", default=kv_heads or n_heads),
         head_dim=head_size(keys, hidden, n_heads, head_dim),
-        ffn=keys.size("intermediate_size"),
+        ffn=keys.size("intermediate_size", default=ffn),
         vocab=keys.size("vocab_size", default=vocab),
         mlp=act.act,
         mlp_form=act.form,

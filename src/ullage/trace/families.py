@@ -92,7 +92,6 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "glm4": COMMON,
     "mixtral": {**COMMON, "num_local_experts": 4},
     "qwen3_moe": {**COMMON, **_MOE, "norm_topk_prob": True},
-    "qwen3_next": {**COMMON, **_MOE, **_DELTA, "shared_expert_intermediate_size": 80},
     "qwen2_moe": {**COMMON, **_MOE, "shared_expert_intermediate_size": 80},
     "olmoe": {**COMMON, **_MOE},
     "granitemoe": {**COMMON, "num_local_experts": 4},
@@ -102,6 +101,9 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "glm4_moe_lite": {**_NO_KV, **_SHARED, **_LATENT},
     "t5": {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "deepseek_v2": {**_NO_KV, **_SHARED, **_LATENT},
+    "qwen3_next": {**COMMON, **_MOE, **_DELTA, "shared_expert_intermediate_size": 80},
+    "qwen3_5_text": {**COMMON, **_DELTA},
+    "qwen3_5_moe_text": {**COMMON, **_MOE, **_DELTA, "shared_expert_intermediate_size": 80},
 }
 EAGER_ONLY = frozenset({"gemma2", "t5"})
 """Families whose classes refuse sdpa (a cap on the attention's logits), or whose terms of positions no fused kernel of the CPU takes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.model.families import qwen3_moe
-from ullage.model.keys import Keys
+from ullage.model.keys import REQUIRED, Keys, Required
 from ullage.model.spec import DecoderSpec, Delta, Experts
 from ullage.model.standard import standard
 
@@ -20,10 +20,10 @@ def spec(keys: Keys) -> DecoderSpec:
     return replace(base, experts=experts(keys, dense_layers=qwen3_moe.without_experts(keys, base.layers)))
 
 
-def with_delta(keys: Keys, *, joined: bool) -> DecoderSpec:
-    """What its kin share: all but the MLP."""
+def with_delta(keys: Keys, *, joined: bool, kv_heads: int = 2, ffn: int | Required = REQUIRED) -> DecoderSpec:
+    """What its kin share: all but the MLP. ffn: the width of a dense one, where config.json has none."""
     bias = keys.flag("attention_bias", default=False)
-    base = standard(keys, kv_heads=2, head_dim=256, rope_fraction=0.25)
+    base = standard(keys, kv_heads=kv_heads, head_dim=256, rope_fraction=0.25, ffn=ffn)
     return replace(
         base,
         qk_norm="head",
@@ -35,10 +35,10 @@ def with_delta(keys: Keys, *, joined: bool) -> DecoderSpec:
     )
 
 
-def experts(keys: Keys, *, dense_layers: tuple[int, ...] = ()) -> Experts:
+def experts(keys: Keys, *, count: int = 512, top_k: int = 10, dense_layers: tuple[int, ...] = ()) -> Experts:
     return Experts(
-        count=keys.size("num_experts", "num_local_experts", default=512),
-        top_k=keys.size("num_experts_per_tok", default=10),
+        count=keys.size("num_experts", "num_local_experts", default=count),
+        top_k=keys.size("num_experts_per_tok", default=top_k),
         ffn=keys.size("moe_intermediate_size", default=512),
         shared_ffn=keys.size("shared_expert_intermediate_size", default=512),
         shared_gate=True,
