@@ -5,7 +5,7 @@ from bisect import bisect
 
 import torch
 
-from ullage.trace.families import FAMILIES
+from ullage.trace.families import FAMILIES, TARGETS
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "autocast": torch.float32}
 
@@ -20,9 +20,10 @@ def language_model(
 
         transformers.logging.set_verbosity_error()
         config = transformers.AutoConfig.for_model(family, **{**FAMILIES[family], **changes})
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=DTYPES[precision]
-        ).train()
+        kind = transformers.AutoModelForCausalLM
+        if family in TARGETS:
+            kind, config.decoder_start_token_id = transformers.AutoModelForSeq2SeqLM, config.pad_token_id
+        model = kind.from_config(config, attn_implementation=attention, dtype=DTYPES[precision]).train()
         if recompute:
             model.activation_checkpointing_enable({"use_reentrant": recompute == "reentrant"})
         stepper = torch.optim.AdamW(model.parameters(), **(optimizer or {"foreach": True}))

@@ -84,7 +84,8 @@ def _own_flops(graph: Graph, op: Op, seq_len: int) -> int:
         for param in op.params
         if param.name.endswith((".weight", ".lora_A", ".lora_B"))
     )
-    return flops if {SEQ, SEQ_SP} & {*op.outputs[0].dims} or op.of_experts else flops // seq_len  # once a sequence
+    of_tokens = {SEQ, SEQ_SP, TARGET} & {*op.outputs[0].dims} or op.of_experts
+    return flops if of_tokens else flops // seq_len  # once a sequence
 
 
 def _of_delta_rule(heads: int, k_dim: int, v_dim: int) -> int:

@@ -34,7 +34,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 
 def has_encoder(config: ModelConfig) -> bool:
     """Whether a decoder reads what an encoder makes of another text."""
-    return decoder_spec(config).encoder is not None
+    return bool(config.model_type) and decoder_spec(config).encoder is not None
 
 
 def defaults(config: ModelConfig) -> tuple[str, ...]:
