@@ -192,11 +192,11 @@ def test_what_is_known_before_lowering_is_no_more_than_a_shapes_blocks(name: str
 def test_no_pipeline_waits_less_than_its_shape_does(name: str) -> None:
     """And of some shapes the best pipeline is near."""
     search = following(space(name), "megatron", seed=13, exhaustive=False)
+    (base,) = search.bases
     near = []
     for one in followed(search, MANY):
         costs = one.strategy.costs
         shape = costs.job
-        base = one.strategy.base
         (shared,) = search._shared(base, shape, costs.whole_s, costs.shortest_s)
         evenly = [
             evenly_bound_s(costs, job.layout.pp, accum := job.data.grad_accum, costs.send_s(job))

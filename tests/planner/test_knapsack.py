@@ -28,7 +28,7 @@ def shape(model: str, micro_batch: int = 3, impl: str = "transformer_engine") ->
         "layout": {"tp": 2, "sp": True, "cp": 1},
     }
     want = wanted(doc, (), ("megatron",))
-    (base, *_), _ = bases(want)  # the next have states on the host
+    (base,), _ = bases(want)
     space = Space(want)
     grid = GridCosts(next(space.grids(base))[0], base.graph)
     (job,) = [one for one in space.shapes(base, grid.job) if one.data.micro_batch == micro_batch]

@@ -110,17 +110,6 @@ LARGE = {
 }
 
 
-def test_megatrons_optimizer_goes_to_the_host_where_nothing_else_fits() -> None:
-    """18 bytes a parameter of 8 billion on two cards of 40 GB; with the distributed optimizer's 12 on the host 6."""
-    job = {**LARGE, "layout": {"tp": 2, "sp": True}, "recompute": "full"}
-    assert not ullage.plan(job, engines=("megatron",), top=1).plans
-    free = {key: value for key, value in job.items() if key != "offload"}
-    (found,) = ullage.plan(free, engines=("megatron",), top=1).plans
-    assert (found.job.offload.optimizer, found.job.engine.zero_stage) == ("cpu", 1)
-    assert found.job.engine.options["use_precision_aware_optimizer"] is True
-    assert found.estimate.host_bytes > 16 * 8.03e9
-
-
 def test_what_would_fit_does() -> None:
     found = ullage.plan(LARGE, engines=("fsdp2",), top=1)
     assert found.plans == ()

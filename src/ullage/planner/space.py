@@ -15,7 +15,7 @@ from ullage.job.job import Data, Job, Layout, Loss, Recompute, ScheduleName
 from ullage.kernels import stacks
 from ullage.kernels.stacks import Modules
 from ullage.model.graph import Graph
-from ullage.planner.wanted import HOSTED_STAGES, Base, Wanted
+from ullage.planner.wanted import Base, Wanted
 
 Split = tuple[int, ...] | None
 """Layers of each rank; None: all have as many."""
@@ -299,7 +299,7 @@ class Space:
         if "engine.zero_stage" in self.want.written or any(name in own.options for name in _SAY_STAGE):
             return (own.zero_stage,)
         if base.job.offload.optimizer != "none":  # only a sharded optimizer is left on the host, be it on one rank
-            return HOSTED_STAGES.get(own.name) or tuple(stage for stage in STAGES[own.name] if stage)
+            return tuple(stage for stage in STAGES[own.name] if stage)
         return STAGES[own.name] if group > 1 else STAGES[own.name][:1]
 
     def _shard_groups(self, base: Base, group: int) -> tuple[int | None, ...]:

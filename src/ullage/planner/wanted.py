@@ -180,16 +180,11 @@ def bases(want: Wanted) -> tuple[list[Base], dict[str, UllageError]]:
 _OFFLOADS: dict[str, tuple[dict[str, object], ...]] = {
     "deepspeed": ({"optimizer": "cpu"}, {"optimizer": "cpu", "params": "cpu"}),
     "fsdp2": ({"optimizer": "cpu", "params": "cpu"},),
-    "megatron": ({"optimizer": "cpu"},),
 }
 """What an engine can leave on the host, where its account and its time know it."""
 
-HOSTED_STAGES: dict[str, tuple[int, ...]] = {"megatron": (1,)}
-"""ZeRO stages with which states go to the host, where not every one but 0 has that: Megatron's distributed optimizer."""
 _EVERY_STAGE = 3
 """ZeRO stage under which DeepSpeed leaves all that it can on the host; lower ones, which are free too, refuse a part of it."""
-_MEGATRON_HOSTED = {"use_precision_aware_optimizer": True}
-"""What its command line wants beside an optimizer on the host."""
 
 
 def _variants(want: Wanted, name: str) -> Iterator[dict[str, object]]:
@@ -199,12 +194,8 @@ def _variants(want: Wanted, name: str) -> Iterator[dict[str, object]]:
         for offload in _OFFLOADS.get(name, ()):
             engine = values["engine"]
             assert isinstance(engine, dict)
-            more: dict[str, object] = {}
-            if "zero_stage" not in engine:
-                more["zero_stage"] = max(HOSTED_STAGES.get(name, (_EVERY_STAGE,)))
-            if name == "megatron":
-                more["options"] = {**engine["options"], **_MEGATRON_HOSTED}
-            yield {**values, "offload": offload, "engine": {**engine, **more}}
+            stage = {} if "zero_stage" in engine else {"zero_stage": _EVERY_STAGE}
+            yield {**values, "offload": offload, "engine": {**engine, **stage}}
 
 
 def _of_engine(want: Wanted, name: str) -> dict[str, object]:
