@@ -18,6 +18,7 @@ from ullage.formats.trainer import ENGINES, FSDP, FSDP_CONFIG, Recipe, precision
 from ullage.formats.trainer_leaves import CANNOT as SHARED
 from ullage.formats.trainer_leaves import (
     CANONICAL,
+    adapter_leaves,
     element_types,
     engine_leaves,
     model_leaf,
@@ -373,22 +374,14 @@ def _lora_leaves(job: Job) -> dict[Path, object]:
     lora = job.lora
     if lora is None:
         return {}
-    found: dict[Path, object] = {
-        ("adapter",): "qlora" if lora.base.startswith("nf4") else "lora",
-        ("lora_r",): lora.rank,
-        ("lora_alpha",): int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-        ("lora_dropout",): lora.dropout,
-    }
+    found = adapter_leaves(lora, rank="lora_r", dora="peft_use_dora", saved="lora_modules_to_save")
+    found[("adapter",)] = "qlora" if lora.base.startswith("nf4") else "lora"
     if lora.targets == ("all-linear",):
         found[("lora_target_linear",)] = True
     else:
         found[("lora_target_modules",)] = list(lora.targets)
     if lora.base != "bf16":
         found[("load_in_8bit",) if lora.base == "int8" else ("load_in_4bit",)] = True
-    if lora.dora:
-        found[("peft_use_dora",)] = True
-    if lora.modules_to_save:
-        found[("lora_modules_to_save",)] = list(lora.modules_to_save)
     return found
 
 

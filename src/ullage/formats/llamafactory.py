@@ -17,6 +17,7 @@ from ullage.formats.trainer import ENGINES, Recipe, precisions
 from ullage.formats.trainer_leaves import CANNOT as SHARED
 from ullage.formats.trainer_leaves import (
     CANONICAL,
+    adapter_leaves,
     element_types,
     engine_leaves,
     model_leaf,
@@ -302,20 +303,12 @@ def _lora_leaves(job: Job) -> dict[Path, object]:
     lora = job.lora
     if lora is None:
         return {}
-    found: dict[Path, object] = {
-        ("lora_rank",): lora.rank,
-        ("lora_alpha",): int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-        ("lora_dropout",): lora.dropout,
-        ("lora_target",): ",".join(lora.targets) if lora.targets != ("all-linear",) else "all",
-    }
+    found = adapter_leaves(lora, rank="lora_rank", dora="use_dora", saved="additional_target", listed=",".join)
+    found[("lora_target",)] = ",".join(lora.targets) if lora.targets != ("all-linear",) else "all"
     if lora.base != "bf16":
         found[("quantization_bit",)] = 8 if lora.base == "int8" else 4
         if lora.base != "int8":
             found[("double_quantization",)] = lora.base == "nf4-double"
-    if lora.dora:
-        found[("use_dora",)] = True
-    if lora.modules_to_save:
-        found[("additional_target",)] = ",".join(lora.modules_to_save)
     return found
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ullage.formats import accelerate, deepspeed
 from ullage.formats.trainer import DEEPSPEED, FSDP, FSDP_CONFIG, OPTIMIZERS, precisions
 from ullage.formats.tree import Path
 from ullage.frozen import replace
-from ullage.job.job import Job, Precision
+from ullage.job.job import Job, Lora, Precision
 from ullage.job.precision import SHORT_NAMES, resolve
 from ullage.model.catalogue import find
 
@@ -122,6 +122,22 @@ def engine_leaves(job: Job) -> dict[Path, object]:
         short = name.removeprefix("fsdp_")
         if short not in said or (short == "auto_wrap_policy" and "auto_wrap_policy" in job.engine.options):
             found[FSDP_CONFIG, short] = value
+    return found
+
+
+def adapter_leaves(
+    lora: Lora, *, rank: str, dora: str, saved: str, listed: Callable[[Sequence[str]], object] = list
+) -> dict[Path, object]:
+    """What all three have words for of adapters, but for targets and base. rank, dora, saved: their words; listed: how several are said."""
+    found: dict[Path, object] = {
+        (rank,): lora.rank,
+        ("lora_alpha",): int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        ("lora_dropout",): lora.dropout,
+    }
+    if lora.dora:
+        found[(dora,)] = True
+    if lora.modules_to_save:
+        found[(saved,)] = listed(lora.modules_to_save)
     return found
 
 

@@ -17,6 +17,7 @@ from ullage.formats.trainer import ENGINES, Recipe, precisions
 from ullage.formats.trainer_leaves import CANNOT as SHARED
 from ullage.formats.trainer_leaves import (
     CANONICAL,
+    adapter_leaves,
     element_types,
     engine_leaves,
     model_leaf,
@@ -341,21 +342,13 @@ def _lora_leaves(job: Job) -> dict[Path, object]:
     lora = job.lora
     if lora is None:
         return {}
-    found: dict[Path, object] = {
-        ("use_peft",): True,
-        ("lora_r",): lora.rank,
-        ("lora_alpha",): int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-        ("lora_dropout",): lora.dropout,
-        ("lora_target_modules",): list(lora.targets) if lora.targets != ("all-linear",) else "all-linear",
-    }
+    found = adapter_leaves(lora, rank="lora_r", dora="use_dora", saved="lora_modules_to_save")
+    every = lora.targets == ("all-linear",)
+    found |= {("use_peft",): True, ("lora_target_modules",): "all-linear" if every else list(lora.targets)}
     if lora.base == "int8":
         found[("load_in_8bit",)] = True
     elif lora.base != "bf16":
         found |= {("load_in_4bit",): True, ("use_bnb_nested_quant",): lora.base == "nf4-double"}
-    if lora.dora:
-        found[("use_dora",)] = True
-    if lora.modules_to_save:
-        found[("lora_modules_to_save",)] = list(lora.modules_to_save)
     return found
 
 
