@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ullage.errors import Unsupported
 from ullage.model.keys import Keys
 from ullage.model.spec import DecoderSpec
 from ullage.model.standard import head_size
 from ullage.model.task import has_words, task_of
+
+
+def norms_behind_sums(**own: Any) -> DecoderSpec:
+    """BERT's layers: norms of the sums of stream and branch, biases everywhere, learned positions, no causal order. own: the rest."""
+    return DecoderSpec(
+        name="",
+        glu=False,
+        norm="layernorm",
+        pre_norms=False,
+        stream_norms=True,
+        final_norm=False,
+        embedding_norm=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        causal=False,
+        positions="learned",
+        **own,
+    )
 
 
 def bert_like(
@@ -32,8 +53,7 @@ def bert_like(
     rows = keys.size("max_position_embeddings", default=512)
     if rows <= position_offset:
         raise keys.wrong("max_position_embeddings", f"more than the {position_offset} rows up to pad_token_id")
-    return DecoderSpec(
-        name="",
+    return norms_behind_sums(
         layers=keys.layers("num_hidden_layers"),
         hidden=hidden,
         heads=n_heads,
@@ -43,18 +63,6 @@ def bert_like(
         vocab=keys.size("vocab_size", default=vocab),
         mlp=act.act,
         mlp_form=act.form,
-        glu=False,
-        norm="layernorm",
-        pre_norms=False,
-        stream_norms=True,
-        final_norm=False,
-        embedding_norm=True,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        head_bias=True,
-        causal=False,
-        positions="learned",
         max_positions=rows - position_offset,
         position_offset=position_offset,
         token_types=keys.size("type_vocab_size", default=2),

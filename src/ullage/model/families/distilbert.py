@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ullage.model.encoder import norms_behind_sums
 from ullage.model.keys import Keys
 from ullage.model.spec import DecoderSpec
 from ullage.model.standard import head_size
@@ -18,8 +19,7 @@ def spec(keys: Keys) -> DecoderSpec:
     act = keys.activation("activation", default="gelu")
     drop = keys.rate("dropout", default=0.1)
     task = task_of(keys, "DistilBert", HEADS, dropout=keys.rate("seq_classif_dropout", default=0.2))
-    return DecoderSpec(
-        name="",
+    return norms_behind_sums(
         layers=keys.layers("n_layers", "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
@@ -29,18 +29,6 @@ def spec(keys: Keys) -> DecoderSpec:
         vocab=keys.size("vocab_size", default=30522),
         mlp=act.act,
         mlp_form=act.form,
-        glu=False,
-        norm="layernorm",
-        pre_norms=False,
-        stream_norms=True,
-        final_norm=False,
-        embedding_norm=True,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        head_bias=True,
-        causal=False,
-        positions="learned",
         max_positions=keys.size("max_position_embeddings", default=512),
         tied=keys.flag("tie_word_embeddings", default=True),
         hidden_dropout=drop,
